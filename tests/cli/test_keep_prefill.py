@@ -21,7 +21,7 @@ from fastcar_cli.inputs.prompt import Clip
 from fastcar_cli.media import read_frames
 from fastcar_cli.models.cosmos.tokenizer import CausalVideoTokenizer
 from fastcar_cli.pipeline.pipeline import VideoPipeline
-from fastcar_cli.pipeline.saved_prefill import KeptFile
+from fastcar_cli.pipeline.saved_prefill import PrefillFile
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_a_run_that_reads_the_file_makes_the_same_video(
     own = pipeline(model, **REPLAY, **settings)
     wanted = own.run([CLIP], [5])
     reading = pipeline(model, **REPLAY, **settings, **kept("kept.safetensors"))
-    monkeypatch.setattr(KeptFile, "take", None)
+    monkeypatch.setattr(PrefillFile, "take", None)
     found = reading.run([CLIP], [5])
     assert found.replay is not None and wanted.replay is not None
     assert (found.codes == wanted.codes).all() and (found.replay.replayed == wanted.replay.replayed).all()

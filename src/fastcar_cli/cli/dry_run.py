@@ -1,4 +1,4 @@
-"""`fastcar generate --dry-run`: what a run would read, hold and take, with nothing written."""
+"""`fastcar generate --dry-run`: files, memory and time of a run, without running it."""
 
 from __future__ import annotations
 

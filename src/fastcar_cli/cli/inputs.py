@@ -1,4 +1,4 @@
-"""What the videos of `fastcar generate` begin with: texts, or parts of the user's clips."""
+"""The inputs of `fastcar generate`: texts, or parts of the user's clips."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _EXAMPLES = {
     "table-dense": "a red metal ball rolls to the right and hits a blue cube",
     "mini-actions": "example.npz",
 }
-"""What bundled models may be tried with: a prompt, or a file among their own with frames and actions."""
+"""Examples of bundled models: a prompt, or a file of the model with frames and actions."""
 
 
 def example_of(model: str) -> tuple[list[str], list[Path]]:
@@ -53,7 +53,7 @@ ONE_RUN = {"trace_to", "report_to", "truth", "preview", "verbose"}
 
 @dataclass(frozen=True)
 class Job:
-    """One video to make: what it begins with, its seed, and the part of the user's clip that this is from.
+    """One video to make: its input, its seed, and the part of the user's clip that the input is from.
 
     `source` names the line of a prompt that is from a file, `path` the video's own file where that is known before.
     """
@@ -66,14 +66,14 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What its file is named after."""
+        """The text in its file name."""
         return str(self.prompt) if isinstance(self.prompt, str) else Path(str(self.prompt)).stem
 
 
 @dataclass(frozen=True)
 class Given:
-    """What the user gave to begin with, not yet read; `recipe` is the prompt of an earlier video, `embedding` a text
-    as vectors. `sources` says where each of the texts is from.
+    """The user's inputs, not yet read; `recipe` is the prompt of an earlier video, `embedding` a text as vectors.
+    `sources` names the origin of each text.
     """
 
     texts: list[str]
@@ -84,13 +84,13 @@ class Given:
 
     @property
     def count(self) -> int:
-        """How many different beginnings there are."""
+        """Number of inputs."""
         return len(self.inputs.files or self.texts) or (self.recipe is not None)
 
     def check(self, ctx: typer.Context, run: RunConfig, spec: Spec, *, needed: bool) -> None:
         """Refuse, before anything is loaded, what can't be, and what the model does not take. Raises RequestError.
 
-        `needed`: whether there has to be something to begin with.
+        `needed`: whether an input is required.
         """
         if not self.inputs:
             names = ("actions", "truth", "start", "step", "key", "goal")
@@ -130,7 +130,7 @@ class Given:
         raise RequestError("no prompt given", hint='fastcar generate "a red ball rolling to the right"')
 
     def jobs(self, pipe: VideoPipeline, seeds: Sequence[int], *, truth: bool) -> list[Job]:
-        """The videos to make, those of a beginning side by side. Raises RequestError for what can't be read.
+        """The videos to make, those of one input side by side. Raises RequestError for what can't be read.
 
         With `truth` every frame of the videos has to be among the input's.
         """

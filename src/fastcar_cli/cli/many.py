@@ -1,4 +1,4 @@
-"""Many videos of `fastcar generate`: those that are there, whole and from the same recipe, are left, the others made.
+"""Many videos of `fastcar generate`: finished files of the same recipe stay, the others are made.
 
 Videos are made in batches, here or on a Ray cluster, and each is on disk before the next; no file depends on its batch,
 shard or engine.
@@ -92,7 +92,7 @@ def make(
     terminal: Any,
     results: Results,
 ) -> None:
-    """Make the videos of a part of a list that are not in the folder, and print the list.
+    """Make the missing videos of a part of a list, and print the list.
 
     With `vbench` each video has VBench's name too, in a folder of its own.
 
@@ -142,7 +142,7 @@ def make(
 
 
 def _there(jobs: Sequence[Job], pipe: VideoPipeline, force: bool) -> dict[int, dict[str, Any]]:
-    """Reports of the videos that are there, by place. Raises RequestError for another video, unless it may go."""
+    """Reports of finished videos, by place. Raises RequestError for another video, unless `force`."""
     alike = pipe.recipe("", 0)
     reports: dict[int, dict[str, Any]] = {}
     for place, job in enumerate(jobs):

@@ -1,4 +1,4 @@
-"""Words that a setting may be, each list once: the configuration, its errors, help texts and docs come from here."""
+"""Allowed words of settings; the configuration, errors, help texts and docs take them from here."""
 
 from __future__ import annotations
 

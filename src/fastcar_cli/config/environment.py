@@ -1,4 +1,4 @@
-"""Settings that commands find: `fastcar.yaml` in the current folder, and variables named after keys."""
+"""Settings from `fastcar.yaml` in the current folder and from variables named after keys."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def surroundings() -> list[Layer]:
     keys = {variable(key): key for key in settings()}
     layer: Layer = []
     for name, text in sorted(os.environ.items()):
-        # An empty variable is one that is not set, as elsewhere.
+        # An empty variable counts as unset.
         if not name.startswith(PREFIX) or name in OTHERS or not text.strip() or _of_service(name, text):
             continue
         if name not in keys:

@@ -1,4 +1,4 @@
-"""What options with lists hold: values with commas between them, seeds, and parts of a whole."""
+"""Lists in options: values with commas between them, seeds, and shards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 def digits(text: str) -> str:
     """A text that `int` or `float` is to read. Raises ValueError where they take more than people write as a number:
-    digits in groups (1_000), and those of other scripts.
+    digits in groups (1_000), and digits of other scripts.
     """
     if "_" in text or not text.isascii():
         raise ValueError(text)
@@ -63,7 +63,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def shard_of(things: Sequence[T], text: str | None) -> list[T]:
-    """Those of shard "k/n": every n-th, so that the shards together are the whole and share nothing."""
+    """The items of shard "k/n": every n-th, so each item is in one shard."""
     k, n = (1, 1) if text is None else parse_shard(text)
     return list(things[k - 1 :: n])
 

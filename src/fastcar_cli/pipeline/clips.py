@@ -1,4 +1,4 @@
-"""Several inputs of one request, with what holds for all of them."""
+"""The inputs of one request, and which of their frames are used."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ClipFiles:
         return bool(self.files)
 
     def check(self) -> None:
-        """Refuse what can't be, before a model is loaded. Raises RequestError."""
+        """Refuse missing files and contradictions before a model is loaded. Raises RequestError."""
         if len(self.actions) not in (0, 1, len(self.files)):
             raise RequestError(
                 f"{len(self.actions)} files for {len(self.files)} inputs",

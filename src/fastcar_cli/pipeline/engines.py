@@ -1,7 +1,7 @@
-"""Where tasks are done: in this process, or on a Ray cluster by workers of the same code, one a device.
+"""Run tasks in this process, or on a Ray cluster with one worker a device.
 
-What a worker finds comes back here, and only this process writes files, so workers need no shared disk. Ray does a lost
-worker's task again elsewhere.
+Workers send their results here, and only this process writes files, so workers need no shared disk. Ray repeats the
+task of a lost worker elsewhere.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ from fastcar_cli.pipeline.resolve import (
     resolve_device,
     spec_in,
 )
-from fastcar_cli.pipeline.saved_prefill import KeptFile
+from fastcar_cli.pipeline.saved_prefill import PrefillFile
 from fastcar_cli.pipeline.videos import Frame, Video
 from fastcar_cli.system.device import float32_by_default, in_float32, one_thread_after_fork
 from fastcar_cli.system.limits import cores, open_files
@@ -327,7 +327,7 @@ class VideoPipeline:
         run = Run(decode, self.name, self.fps, texts, list(seeds), readings, self._load_seconds, self._preset)
         self._runs.append(run)
         if (file := self.config.runtime.keep_prefill) is not None:
-            decode.saved = KeptFile(Path(file), decode, self.checkpoint.identity.weights)
+            decode.saved = PrefillFile(Path(file), decode, self.checkpoint.identity.weights)
 
         def shown(pixels: Callable[[], Tensor | None], first: int) -> Iterator[Frame]:
             """Frames from index `first` on, of pixels [P, frames, H, W, 3] or of one frame [P, H, W, 3]."""

@@ -62,7 +62,7 @@ def recipe_of(
 
 
 def prompt_of(recipe: dict[str, Any], source: str) -> Prompt:
-    """What the video of a recipe begins with. Raises RequestError for an input that is none."""
+    """The prompt or input of a recipe's video. Raises RequestError for a damaged input."""
     stored = recipe.get("input")
     if stored is None:
         return recipe["prompt"]

@@ -1,4 +1,4 @@
-"""One batch of the pipeline as others want it: replay counts, decisions, emulated cycles, the JSON document.
+"""Reports of one batch: replay counts, decisions, emulated cycles, the JSON document.
 
 All statistics of a run are read here, from what the engine counted on tensors, once it is asked.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Run:
-    """What was decoded, for whom, and how long its parts took.
+    """A decoded batch: its prompts, and the time of its parts.
 
     `load_seconds`, `vision` (codes to pixels), `first_frame` and `total` (both with the loading) are wall seconds;
     `preset` is the accelerator of fpga-sim.

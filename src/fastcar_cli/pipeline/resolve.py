@@ -1,4 +1,4 @@
-"""A configuration made whole: what it leaves open comes from the model, and what the model can't do is refused."""
+"""Resolve a configuration: fill in the model's defaults, and refuse what the model can't do."""
 
 from __future__ import annotations
 

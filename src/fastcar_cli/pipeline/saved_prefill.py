@@ -1,4 +1,4 @@
-"""A file of what the prompts of a batch leave, so that runs of one input under many settings compute it once."""
+"""The prompts' KV cache in a file, so that runs of one input under many settings compute the prefill once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PARTS = ("keys", "values", "outputs")
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
-class KeptFile:
+class PrefillFile:
     """A safetensors file, see `SavedPrefill`: written layer by layer where there is none, else read.
 
     What it holds is that of a model's weights, their format, an executor, the prompts and an attention window, all of
