@@ -17,7 +17,7 @@ from fastcar_cli.cli.app import COMMANDS, app
 
 SOURCE = ROOT / "src"
 LINES = {".py", ".h", ".cpp", ".html", ".js", ".css", ".yaml"}
-MOST_LINES = 31_360
+MOST_LINES = 31_150
 """Of fastcar_cli and fastcar_fpga together."""
 MOST_LABORATORY_LINES = 20_567
 MOST_OPTIONS = 40
@@ -28,7 +28,6 @@ LOOSE = {"__init__.py", "__main__.py", "_version.py", "errors.py", "video.py", "
 """Files of fastcar_cli outside its rooms."""
 LONGEST = 80
 """Lines of a function, docstring included."""
-LONGER = {"fastcar_cli/cli/sweep.py: sweep"}
 TWICE = {"Decoder", "Encoder", "Format", "Level", "Middle", "Timing"}
 """Classes of two modules; none joins them."""
 
@@ -122,7 +121,7 @@ def test_every_module_has_a_room() -> None:
 def test_no_function_is_long() -> None:
     functions = [(p, n) for p, n in _definitions("fastcar_cli", "fastcar_fpga") if not isinstance(n, ast.ClassDef)]
     long = {f"{path.as_posix()}: {node.name}" for path, node in functions if node.end_lineno - node.lineno >= LONGEST}
-    assert long <= LONGER
+    assert long == set()
 
 
 def test_no_two_classes_have_one_name() -> None:

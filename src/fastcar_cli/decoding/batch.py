@@ -111,7 +111,7 @@ class Batch:
         prompts: what the videos begin with.
         places: angles and added vectors of every visual token.
         cache: keys and values.
-        replay: the replay rule at work; None where nothing replays and no scores are asked for.
+        replay: the replay rule at work; None where nothing replays and no scores are requested.
         draws: codes, drawn and given.
         backend: executes the MLPs.
         observers: what watches.

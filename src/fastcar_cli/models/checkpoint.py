@@ -121,7 +121,7 @@ def _foreign(folder: Path) -> Iterator[None]:
 
 
 class Checkpoint(ABC):
-    """A folder that holds a model, of one format. Its files are read when they are asked for, each config once.
+    """A folder that holds a model, of one format. Its files are read on first use, each config once.
 
     Attributes:
         folder: where it is; of a published checkpoint, which has no files here, its name.
