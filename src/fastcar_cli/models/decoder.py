@@ -1,7 +1,7 @@
 """LLaMA decoder blocks as plain modules, the backbone of every model here.
 
 Parameter names follow `transformers`' LlamaModel, so checkpoints load by name and the blocks can be compared with it.
-The caller of a block brings its attention over a cache and, for replay, what is in for its MLP.
+The caller of a block brings its attention over a cache and, for replay, what replaces its MLP.
 """
 
 from __future__ import annotations
