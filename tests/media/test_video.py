@@ -235,7 +235,11 @@ def test_a_name_that_can_not_be_given_is_free_again(tmp_path: Path, monkeypatch:
 
 
 def test_default_names() -> None:
-    assert default_name("日本", 1).name == "video-s1.mp4"
+    assert default_name("A red ball, rolling!", 7).name == "a-red-ball-rolling-s7.mp4"
+    assert default_name("日本", 1).name == "日本-s1.mp4"
+    assert default_name("un café à Orléans", 1).name == "un-café-à-orléans-s1.mp4"
+    assert default_name("../..", 1).name == "video-s1.mp4"
+    assert len(os.fsencode(default_name("猫" * 300, 1).name)) < 200
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.gif", "a"])

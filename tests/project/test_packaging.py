@@ -35,7 +35,12 @@ def test_links_and_pictures_of_the_description_need_no_repository(project: dict[
 def test_the_description_keeps_the_words_of_the_readme(project: dict[str, Any]) -> None:
     text = _described(project)
     assert text.startswith("# fastcar\n")
-    for words in ("Drafts: the last frame's codes", "quickstart, many videos", "## How fast", "| bundled |"):
+    for words in (
+        "the previous frame's codes are draft tokens",
+        "quickstart, many videos",
+        "## How fast",
+        "| bundled |",
+    ):
         assert words.lower() in text.lower(), words
 
 
