@@ -65,6 +65,7 @@ def test_pipes_and_standard_input_are_files(pushed: Path) -> None:
         assert _seen(_piped(pushed, options), pushed) == meant, options
 
 
+@pytest.mark.slow
 def test_prompts_and_settings_from_pipes(tmp_path: Path) -> None:
     command = f"{sys.executable} -m fastcar_cli generate --prompts - --config <(echo 'video: {{scale: 2}}') -q --json"
     done = subprocess.run(
@@ -77,6 +78,7 @@ def test_prompts_and_settings_from_pipes(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "a-red-ball-on-the-grass-s1.json").read_text()) == report
 
 
+@pytest.mark.slow
 def test_warnings_of_libraries_are_not_shown(process: Run, pushed: Path) -> None:
     data, length = (pushed / "a.png").read_bytes(), 33
     control = b"acTL" + bytes(8)  # an animation of 0 frames, of which Pillow warns
@@ -374,6 +376,7 @@ def test_json_that_no_file_can_hold(run: Run, tmp_path: Path) -> None:
     assert done.returncode == 2 and "is not valid JSON" in done.stderr and not (tmp_path / "s").exists()
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_how_long_and_writes_nothing(run: Run, tmp_path: Path) -> None:
     few, many = (
         json.loads(run("generate", BALL, "--frames", "2", "--samples", n, "--dry-run", "--json").stdout)

@@ -217,6 +217,7 @@ def _try(run: Run, whole: Path, seeds: Iterable[int]) -> list[str]:
     return faults
 
 
+@pytest.mark.slow
 def test_a_damaged_file_of_every_kind_is_refused_or_used(run: Run, whole: Path) -> None:
     assert _try(run, whole, range(len(KINDS))) == []
 

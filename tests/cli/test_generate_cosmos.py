@@ -81,6 +81,7 @@ def test_truth_beside_all_pictures_behind_the_last_nine(run: Run, model: str, tm
     assert (read_frames(Path("both"))[:, :, :64] == moving_clip(35, 48, 64)[2:]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [["--draft", "jacobi", "--draft-window", "4"], ["--draft", "frame"], ["--executor", "torch"], ["--window", "60"]],
@@ -94,6 +95,7 @@ def test_the_same_codes_however_they_are_decoded(run: Run, model: str, tmp_path:
     assert (read_frames(Path("plain")) == read_frames(Path("other"))).all()
 
 
+@pytest.mark.slow
 def test_int8_keys_a_short_window_and_the_accelerator(run: Run, model: str, tmp_path: Path) -> None:
     begun = [*_begun(model, tmp_path), "--tau", "-0.1"]
     small = _report(run(*begun, "--window", "20", "--kv-dtype", "int8", "-o", "small"))
@@ -125,6 +127,7 @@ def test_a_recipe_makes_the_video_again(run: Run, model: str, tmp_path: Path) ->
     assert Path("first.mp4").read_bytes() == Path("again.mp4").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int4", "int8", "bfloat16"])
 def test_a_converted_folder_holds_model_and_tokenizer(run: Run, model: str, tmp_path: Path, dtype: str) -> None:
     assert run("convert", model, "-o", "packed", "--dtype", dtype).returncode == 0
@@ -145,6 +148,7 @@ def test_a_text_as_vectors(run: Run, texted: str, tmp_path: Path) -> None:
     assert (videos[0][:9] == videos[1][:9]).all() and (videos[0] != videos[1]).any()
 
 
+@pytest.mark.slow
 def test_dry_run_names_both_folders(run: Run, model: str) -> None:
     report = _report(run("generate", "--model", model, "--dry-run", "--json"))
     beside = f"../{TOKENIZER}"
@@ -189,6 +193,7 @@ def _refused(done: Any, *said: str) -> None:
     assert all(part in words for part in said), words
 
 
+@pytest.mark.slow
 def test_wrong_requests(run: Run, model: str, texted: str, tmp_path: Path) -> None:
     begun = _begun(model, tmp_path)
     _refused(run(*begun, "--frames", "20"), "makes 8 at once", "17, 25, 33")
@@ -207,6 +212,7 @@ def _save(folder: Path, tensors: Any, **options: Any) -> None:
     torch.save(tensors, folder / "model.pt", **options)
 
 
+@pytest.mark.slow
 def test_wrong_files(run: Run, model: str, tmp_path: Path) -> None:
     tensors = torch.load(Path(model) / "model.pt", weights_only=True)
     folder = Path(shutil.copytree(model, tmp_path / "Cosmos"))

@@ -48,6 +48,7 @@ def _dense(run: Run, way: str) -> tuple[list[dict[str, Any]], list[np.ndarray]]:
     return _DENSE[way]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "draft",
     [

@@ -61,6 +61,7 @@ def test_truth_is_beside_the_prediction(run: Run, free: str, tmp_path: Path) -> 
     assert "PSNR (dB)" in shown and "by frame from 2 on" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["free-c2", "act-c2", "act-c1-128"])
 def test_the_greedy_clip_of_the_released_code(run: Run, tmp_path: Path, name: str) -> None:
     """Bytes within a step in nearly all values, context included, see the README of the records."""
@@ -118,6 +119,7 @@ def test_actions_decide(run: Run, acting: str, tmp_path: Path) -> None:
     assert (frames[0][0] == frames[2][0]).all(), "the context has nothing to do with actions"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["free", "acting"])
 def test_a_recipe_makes_the_video_again_without_its_input(
     run: Run, kind: str, tmp_path: Path, request: pytest.FixtureRequest

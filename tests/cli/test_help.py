@@ -64,6 +64,7 @@ def test_rarer_options_are_keys_and_still_understood(run: Run) -> None:
     assert "--input" in run("generate", "a ball", "--start", "1").stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "values"),
     [

@@ -41,6 +41,7 @@ def kept(file: str, **runtime: Any) -> dict[str, Any]:
     return {"runtime": {"keep_prefill": file, **runtime}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [{}, {"attention": {"kv_dtype": "int8"}}, {"draft": {"kind": "jacobi", "window": 4}}, {"sampling": {"top_p": 0.5}}],
@@ -76,6 +77,7 @@ def test_what_the_file_holds(model: str, tmp_path: Path) -> None:
         assert tensors.get_tensor("0.outputs").shape == (1, 12, 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "clip", "said"),
     [

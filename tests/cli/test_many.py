@@ -42,6 +42,7 @@ def _paths(printed: str) -> list[str]:
     return [Path(video["video"]["path"]).name for video in json.loads(printed)["videos"]]
 
 
+@pytest.mark.slow
 def test_every_prompt_with_every_seed_as_one_at_a_time(run: Run, tmp_path: Path, order: list[str]) -> None:
     done = run(*order, "-o", "all", "--json")
     assert done.returncode == 0, done.stderr
@@ -145,6 +146,7 @@ def test_prompts_that_have_no_name_of_vbench(
     assert done.returncode == 2 and said in done.stderr and not [*tmp_path.glob("all/*")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "at", "kept"),
     [
@@ -173,6 +175,7 @@ def test_a_stop_keeps_what_is_finished(
     assert not [*folder.glob(".*")]
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_left_is_removed_by_the_next(run: Run, tmp_path: Path) -> None:
     model = tiny_folder(tmp_path / "model")
     order = ["generate", "a red ball", "--seed", "0", "--model", str(model), "-o", str(tmp_path / "cells" / "a.mp4")]

@@ -18,6 +18,7 @@ def _no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
+@pytest.mark.slow
 def test_every_name_is_listed_with_what_it_takes_and_makes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {row["name"]: row for row in json.loads(run("models", "--json").stdout)["models"]}
     assert list(rows) == [*BUNDLED, *REPOSITORIES]

@@ -30,6 +30,7 @@ def test_results_and_notes_have_a_stream_each(run: Run) -> None:
     assert "paper-u280" in run("fpga", "--table").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", ["0", "20", "1" + 12 * "0", "\u00b2", ""])
 def test_the_path_is_never_cut(run: Run, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
     name = f"{'long-name-' * 12}.gif"
@@ -41,6 +42,7 @@ def test_the_path_is_never_cut(run: Run, monkeypatch: pytest.MonkeyPatch, column
     assert done.returncode == 2 and "there is no such" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", ["1", "2"])
 def test_a_closed_stream_changes_nothing(tmp_path: Path, stream: str) -> None:
     done = _shell(f'"$@" {stream}>&-', tmp_path, *ONE_FRAME, "-o", "a.gif")
@@ -54,6 +56,7 @@ def test_a_full_disk_behind_standard_output_is_said(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "note: standard output is not complete: No space left on device\n")
 
 
+@pytest.mark.slow
 def test_a_file_that_grows_too_large_is_one_error(tmp_path: Path) -> None:
     done = _shell('ulimit -f 1; exec "$@"', tmp_path, *ONE_FRAME, "-q", "-o", "a.mp4")
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 3
@@ -71,12 +74,14 @@ def test_a_removed_folder_is_refused_in_a_sentence(tmp_path: Path) -> None:
     assert done.returncode == 2 and "the current folder can't be used" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["generate"], ["sweep", "-o", "s"], ["config", "--config"], ["fpga"]])
 def test_bytes_that_are_no_text_are_refused_first(tmp_path: Path, arguments: list[str]) -> None:
     done = subprocess.run([*FASTCAR, *arguments, b"a red caf\xe9"], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2 and "a red caf? is not UTF-8" in done.stderr and not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_tables_as_csv_and_markdown(run: Run) -> None:
     shown = run("fpga", "--replay", "0,0.5", "--format", "csv").stdout
     title, *lines = shown.splitlines()

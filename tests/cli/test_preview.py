@@ -64,6 +64,7 @@ def _in_terminal(*arguments: str, stop_at: str | None = None) -> tuple[int, str]
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), output.decode()
 
 
+@pytest.mark.slow
 def test_frames_show_in_a_terminal_and_the_video_is_the_same(tmp_path: Path) -> None:
     shown, plain = tmp_path / "shown.mp4", tmp_path / "plain.mp4"
     arguments = ["generate", PROMPT, "--seed", "1", "--frames", "2", "-o"]
@@ -77,6 +78,7 @@ def test_frames_show_in_a_terminal_and_the_video_is_the_same(tmp_path: Path) -> 
     assert shown.read_bytes() == plain.read_bytes()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_preview_and_keeps_the_frames(tmp_path: Path) -> None:
     video = tmp_path / "a.mp4"
     status, output = _in_terminal(

@@ -40,6 +40,7 @@ def test_frames_that_were_not_decoded_have_no_ratio(tmp_path: Path, tau: object)
     assert counts == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_times_of_a_second_run_are_its_own(tmp_path: Path) -> None:
     pipe = _pipe(tmp_path)
     list(pipe.stream([SAID], [1]))

@@ -47,6 +47,7 @@ def test_a_ratio_in_the_environment_replaces_the_threshold_of_the_file(
     assert found["replay.tau"] == ("off", "default")
 
 
+@pytest.mark.slow
 def test_generate_takes_both_and_says_so(process: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "fastcar.yaml").write_text("generation: {frames: 1}\nvideo: {scale: 2}\n")
     monkeypatch.setenv("FASTCAR_REPLAY_TAU", "-2")

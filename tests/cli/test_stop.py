@@ -84,6 +84,7 @@ def test_a_signal_keeps_finished_frames_under_json(tmp_path: Path, number: signa
     assert {*(tmp_path / "out").iterdir()} == {*files, *(f.with_suffix(".json") for f in files)}
 
 
+@pytest.mark.slow
 def test_sigterm_before_the_first_frame_leaves_nothing(tmp_path: Path) -> None:
     status, stdout, stderr = _stopped(tmp_path, 0, signal.SIGTERM, "generate", PROMPT, "--samples", "2")
     assert (status, stdout) == (128 + signal.SIGTERM, "")
@@ -91,6 +92,7 @@ def test_sigterm_before_the_first_frame_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_sigterm_keeps_the_cells_of_a_sweep(tmp_path: Path) -> None:
     arguments = ["sweep", PROMPT, "--tau", "-1", "--frames", "2", "--repeats", "1", "--metrics", "psnr", "-o", "out"]
     # It sleeps after the first frame that it decodes, before any cell is finished.
@@ -120,6 +122,7 @@ run()
 """The program, which gets a signal where it imports a module, or where Python ends it."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("where", ["fastcar_cli.cli.app", "typer", "fastcar_cli.cli.config", "yaml", "the end"])
 def test_a_signal_in_an_import_or_at_the_end_is_a_line_at_most(where: str, number: signal.Signals) -> None:

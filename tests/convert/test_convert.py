@@ -262,6 +262,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_after_kill_9_it_resumes_and_makes_the_same(make: Callable[..., Path], run: Run) -> None:
     source = make()
     done = subprocess.run([sys.executable, "-c", DYING, str(source), "-o", "out"], capture_output=True)

@@ -43,6 +43,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_folder_is_refused_in_a_sentence(make: Callable[..., Path], run: Run, name: str) -> None:
     damage, says = DAMAGES[name]
@@ -66,6 +67,7 @@ def test_int4_without_a_conversion_says_how(make: Callable[..., Path], run: Run,
     assert done.returncode == 2 and "fastcar convert MODEL -o FOLDER --dtype int4" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -63,6 +63,7 @@ def test_texts(form: str, cfg: float, kv_dtype: str) -> None:
     assert_alone_as_beside(decode_of, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("kind", ["actions", "latents", "latents and a text"])

@@ -157,6 +157,7 @@ def test_what_shares_the_batch_changes_nothing() -> None:
         assert torch.equal(both.replay.replayed[:, 1::2], alone.replay.replayed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scope", "cfg", "ratios"),
     [

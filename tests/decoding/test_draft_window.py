@@ -69,6 +69,7 @@ def test_a_decode_is_never_much_slower_than_without_drafts(right: float, slope: 
     assert _decode(lambda done: right, _line(slope), seed)[0] <= 1.03 * TOKENS
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(before=st.floats(0, 1), right=st.floats(0, 1), slope=st.floats(0, 2), seed=st.integers(0, 10**6))
 def test_what_another_video_gained_is_not_lost_again(before: float, right: float, slope: float, seed: int) -> None:
@@ -77,6 +78,7 @@ def test_what_another_video_gained_is_not_lost_again(before: float, right: float
     assert _decode(lambda done: right, _line(slope), seed + 1, windows=windows)[0] <= 1.03 * TOKENS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize(
     ("right", "slope"),

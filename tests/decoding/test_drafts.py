@@ -110,6 +110,7 @@ def _drafted(decode: Decode, executor: Executor, truth: Tensor, chance: random.R
     return final
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("rule", RULES)
 @settings(max_examples=6, deadline=None)

@@ -158,6 +158,7 @@ def test_auto_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (decode.executor_name, decode.why) == ("torch", "not built: no compiler")
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=4))
 def test_tokens_with_the_same_prompt_so_far_are_computed_once(prompts: list[list[int]]) -> None:
     batch = PromptRows.of(tiny_model(), prompts, guided=False)

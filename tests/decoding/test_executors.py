@@ -249,6 +249,7 @@ def test_executor_equals_the_reference(executor: str, form: str, rule: str, kv_h
         assert any(want.replayed.values()), "nothing replays: the case holds nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["torch", "native"])
 @settings(max_examples=12, deadline=None)
 @given(

@@ -69,6 +69,7 @@ def at(run: Trace, steps: list[int]) -> list[int]:
     return [run.steps.index(s) for s in steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", sorted({c.split("/")[0] for c in CASES}))
 def test_prompt_ids_and_positions(group: str) -> None:
     data, tensors, _ = golden()
@@ -84,6 +85,7 @@ def test_prompt_ids_and_positions(group: str) -> None:
     assert torch.equal(later, tensors[f"{group}/decode_position_ids"].long())
 
 
+@pytest.mark.slow
 @OF_CASES
 @BOTH
 def test_hidden_states_and_logits(name: str, executor: str) -> None:
@@ -93,6 +95,7 @@ def test_hidden_states_and_logits(name: str, executor: str) -> None:
     close(run.logits[at(run, case["logit_steps"])], tensors[f"{name}/logits"], 1e-3)
 
 
+@pytest.mark.slow
 @OF_CASES
 @BOTH
 def test_scores_and_decisions(name: str, executor: str) -> None:
@@ -134,6 +137,7 @@ def test_block_outputs_and_feedback(group: str) -> None:
     close(fed, tensors[f"{group}/feedback_embed"], 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if name.endswith(("t20", "t50", "t80", "mixed"))])
 def test_keys_and_values_in_int8_change_one_decision_in_a_thousand(name: str) -> None:
     """Of those that are taken, by a threshold in the midst of the scores; bfloat16 ones change up to 2.2 in 1,000."""

@@ -72,6 +72,7 @@ def _close(found: torch.Tensor, wanted: torch.Tensor, limit: float) -> None:
     assert float((found - wanted).nan_to_num().abs().max()) <= limit
 
 
+@pytest.mark.slow
 def test_prompts(golden: Golden, case: tuple[str, dict[str, Any], Trace]) -> None:
     name, _, run = case
     records, group = golden.records, name.split("/")[0]

@@ -78,6 +78,7 @@ def close(found: list[Tensor], wanted: list[Tensor], limit: float) -> None:
         assert not a.numel() or float(difference.max()) <= (1 if a.dtype is torch.int8 else limit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("kind", ["plain", "text"])
 def test_pieces_give_what_all_at_once_does(

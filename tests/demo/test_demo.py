@@ -92,6 +92,7 @@ def test_port_80_is_not_in_the_host(server: Server) -> None:
     assert _send(server, Host="127.0.0.1")[0] == _send(server, Host="localhost")[0] == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example:80", "192.168.0.9:80", "", "127.0.0.1:80:80"]
 )
@@ -101,12 +102,14 @@ def test_another_host_is_refused(server: Server, stub: _Stub, host: str) -> None
     assert stub.forms == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1:1", "http://127.0.0.1:1"])
 def test_another_page_is_refused(server: Server, stub: _Stub, origin: str) -> None:
     assert _send(server, "POST", body=FORM, Origin=origin)[0] == 403
     assert stub.forms == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/", "/make", "/x/make", "//make", "/{secret}", "/{secret}x/make", "/{secret}/other"])
 def test_without_the_secret_there_is_nothing(server: Server, stub: _Stub, path: str) -> None:
     assert _send(server, "POST", path.format(secret=server.secret), FORM)[0] == 404
@@ -119,6 +122,7 @@ def test_only_the_loopback_interface_is_listened_to(server: Server) -> None:
     assert server.server_address[0] == "127.0.0.1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", ["text", [1], {"prompt": 5}, {"prompt": {"a": "b"}}])
 def test_what_is_no_form_is_refused(server: Server, body: object) -> None:
     assert _send(server, "POST", body=body)[0] == 400
@@ -177,6 +181,7 @@ def test_a_closed_page_cancels_its_video(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "text"),
     [
@@ -245,6 +250,7 @@ def test_a_taken_port_is_refused(server: Server) -> None:
     assert f"--port {server.server_port}" in str(done.exception)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
 def test_it_prints_its_address_and_ctrl_c_ends_it() -> None:
     code = (

@@ -18,6 +18,7 @@ from fastcar_lab.accelerator import broadcast
 from fastcar_lab.accelerator.published import TABLE
 
 
+@pytest.mark.slow
 def test_generate_on_the_accelerator(run: Run, tmp_path: Path) -> None:
     prompt = "a red ball rolling to the right on the grass"
     common = ("generate", prompt, "--tau", "-2", "--seed", "1", "--frames", "3", "--json")
@@ -40,6 +41,7 @@ def test_generate_on_the_accelerator(run: Run, tmp_path: Path) -> None:
     assert json.loads(again.stdout)["runs"][0]["cycles"] == backend["cycles"]
 
 
+@pytest.mark.slow
 def test_videos_beyond_the_index_register_come_in_batches(run: Run, tmp_path: Path) -> None:
     asked = ("--samples", "34", "--frames", "1", "--seed", "1", "--set", "sampling.cfg=1", "--json")
     done = run("generate", "a red ball", "--backend", "fpga-sim", *asked, "-o", "many")
@@ -49,6 +51,7 @@ def test_videos_beyond_the_index_register_come_in_batches(run: Run, tmp_path: Pa
     assert len(list((tmp_path / "many").glob("*.mp4"))) == 34
 
 
+@pytest.mark.slow
 def test_int8_is_visible_in_the_values(run: Run, tmp_path: Path) -> None:
     data = yaml.safe_load((preset_folder() / "fpga" / "edge-small.yaml").read_text())
     data["format"] |= {"kind": "int8", "weight_bits": 8}

@@ -156,6 +156,7 @@ def test_weights_of_another_format_are_refused(stored: str, kind: str) -> None:
         FpgaBackend(held(stored).llm, in_format(kind), 3)
 
 
+@pytest.mark.slow
 def test_a_converted_model_on_an_accelerator_of_its_format(run: Run, tmp_path: Path) -> None:
     assert run("convert", "mini", "-o", "four", "--dtype", "int4").returncode == 0
     common = ("generate", "a red ball", "--seed", "1", "--frames", "1", "--backend", "fpga-sim", "--json")

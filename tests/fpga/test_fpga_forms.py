@@ -184,6 +184,7 @@ def test_scales_that_lie_apart_bound_a_load_by_its_outputs() -> None:
     assert sum(i.outputs for i in compile_linear("line", 640, 1, 8, 100, columns=33).instructions) == 33
 
 
+@pytest.mark.slow
 @given(waits=st.integers(0, 9), passes=st.integers(0, 50), trips=st.integers(0, 50), heads=st.integers(0, 50))
 def test_a_chain_costs_each_layer_and_round_its_closed_form(waits: int, passes: int, trips: int, heads: int) -> None:
     counts = {"waits": (waits, "1"), "passes": (passes, "1"), "trips": (trips, "1"), "heads": (heads, "cycles/head")}

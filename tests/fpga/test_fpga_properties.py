@@ -38,6 +38,7 @@ def situations(draw_: Any) -> tuple[Preset, Workload, np.ndarray]:
     return p, w, np.array(bits).reshape(1, rows, 3)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(situations(), st.data())
 def test_a_layer_is_the_machine_stepped_cycle_by_cycle(

@@ -118,6 +118,7 @@ def test_a_source_of_another_version_is_replaced(tmp_path: Path, monkeypatch: py
     assert (tmp_path / "d" / "drs.sv").read_text().endswith("// newer\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", fpga_presets())
 def test_every_shipped_preset_has_rtl(tmp_path: Path, name: str) -> None:
     assert bundle.write(tmp_path, load_preset(name), None)["parameters"]["CORES"] == load_preset(name).cores

@@ -198,6 +198,7 @@ def test_a_run_that_is_stopped_has_the_passes_of_its_whole_frames(tmp_path: Path
         assert pipe.report(0)["backend"]["passes"] == len(decisions.windows.taken)
 
 
+@pytest.mark.slow
 def test_generate_with_drafts_and_its_trace(run: Run, tmp_path: Path) -> None:
     common = ("generate", "a red ball rolling to the right on the grass", "--tau", "-2", "--seed", "1", "--frames", "2")
     drafts = ("--draft", "jacobi", "--draft-window", "8", "--json")

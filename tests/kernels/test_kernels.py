@@ -95,6 +95,7 @@ def test_norms_of_the_heads_of_queries_and_keys(dtype: torch.dtype) -> None:
     _close(qkv, torch.cat([*want, parts[2]], 1).flatten(1), dtype)
 
 
+@pytest.mark.slow
 @DTYPES
 @pytest.mark.parametrize(("rows", "inner", "sizes"), [(2, 33, [40, 17, 5]), (17, 64, [32, 32]), (3, 1100, [66, 17, 5])])
 def test_linear_maps_of_ragged_shapes(rows: int, inner: int, sizes: list[int], dtype: torch.dtype) -> None:
@@ -111,6 +112,7 @@ def test_linear_maps_of_ragged_shapes(rows: int, inner: int, sizes: list[int], d
     _close(kl.linear(x, matrices, residual.clone(), add=True), residual + want, dtype)
 
 
+@pytest.mark.slow
 @DTYPES
 @pytest.mark.parametrize("form", list(PACKED))
 @pytest.mark.parametrize(("rows", "inner", "outputs"), [(2, 96, 40), (1, 32, 16), (17, 320, 33), (2, 2080, 70)])
@@ -146,6 +148,7 @@ class _Layer:
         return km.mlp(self.h, self.matrices, self.x.clone(), self.middle, cached)
 
 
+@pytest.mark.slow
 @DTYPES
 @pytest.mark.parametrize(("rows", "width", "wide"), [(1, 16, 24), (2, 40, 70), (18, 16, 16), (2, 70, 1100)])
 def test_mlp_with_every_kind_of_row(rows: int, width: int, wide: int, dtype: torch.dtype) -> None:

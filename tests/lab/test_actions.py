@@ -91,6 +91,7 @@ def test_codes_of_a_given_frame_are_those_of_equal_cells() -> None:
     assert {code for code, *_ in pixels} == set(range(TOKENIZER.codes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tau", [float("inf"), 0.0, -0.3, float("-inf")])
 def test_training_pass_equals_the_engine_with_replay(tau: float) -> None:
     model = IVideoGPT(MINI_ACTIONS)

@@ -61,6 +61,7 @@ def test_weights_of_forced_mlps_are_not_touched_and_others_are(executor: str, mo
             weight.copy_(kept)
 
 
+@pytest.mark.slow
 def test_drafts_are_worth_what_their_passes_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = tiny_spec(times=4)
     monkeypatch.setattr(Benchmark, "spec", replace(spec, decoder=replace(spec.decoder, layers=32)))
@@ -88,6 +89,7 @@ def test_a_table_in_a_file_is_not_cut() -> None:
     assert row.count("123.456") == 9 and "a column of numbers 8" in file.getvalue()
 
 
+@pytest.mark.slow
 def test_every_contestant_of_the_large_shape_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     # Widths that groups of int4 divide; code vectors are narrower than the decoder, as there.
@@ -196,6 +198,7 @@ def test_what_can_not_be_timed_is_refused(
     assert stop.value.code == 2 and said in printed.err and printed.out == ""
 
 
+@pytest.mark.slow
 def test_passes_of_several_tokens_are_held_against_memory_and_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastcar_lab.bench.window.multiply_adds_per_s", lambda instructions: {32: 1e6, 16: 2e6, 8: 3e6})
     plan = Benchmark("mini", layers=1, context=100, rows=1, passes=1, turns=1, compiled=False)
@@ -214,6 +217,7 @@ def test_passes_of_several_tokens_are_held_against_memory_and_arithmetic(monkeyp
         assert result["lines"][form][1]["times"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("instructions", native.instruction_sets())
 def test_multiply_adds_are_measured_by_width(instructions: str) -> None:
     rates = multiply_adds_per_s(instructions, repeats=5)

@@ -17,6 +17,7 @@ from fastcar_lab.bench.video import WholeVideo, whole_video
 PLAN = WholeVideo("mini", frames=3, ratio=0.5)
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_mlps_that_are_computed() -> None:
     model = load("mini")
     lines = whole_video(model, PLAN)["variants"]
@@ -30,6 +31,7 @@ def test_bytes_are_those_of_the_mlps_that_are_computed() -> None:
         assert line["published_s"] is None
 
 
+@pytest.mark.slow
 def test_a_stretch_is_extrapolated_to_the_whole_video() -> None:
     model = load("mini")
     part = whole_video(model, WholeVideo("mini", frames=3, ratio=0.5, tokens=20))
@@ -51,6 +53,7 @@ def test_keys_and_values_in_int8_are_read_as_such() -> None:
     assert saved == token * sum(max(0, index - 65) for index in range(1, 128))
 
 
+@pytest.mark.slow
 def test_a_stopped_video_resumes_behind_its_last_frame(tmp_path: Path) -> None:
     model, file = load("mini"), tmp_path / "video.json"
 
@@ -93,12 +96,14 @@ def test_drafts_that_are_always_right_fill_their_windows() -> None:
     assert dense / 9 < drafts < dense / 7 and 0.9 * drafts < both < drafts
 
 
+@pytest.mark.slow
 def test_a_stretch_with_drafts_is_as_long_as_its_passes_make_it() -> None:
     result = whole_video(load("mini"), WholeVideo("mini", frames=3, ratio=0.5, tokens=20, drafts=((8, 1.0),)))
     assert result["variants"]["drafts"]["tokens_per_pass"] == 8.0
     assert result["variants"]["dense"]["tokens_per_pass"] == 1.0
 
 
+@pytest.mark.slow
 def test_a_video_that_continues_frames_replays_from_its_first_token_on(tmp_path: Path) -> None:
     folder = write_model(tmp_path)
     model = load(folder, size=(48, 64))
@@ -116,6 +121,7 @@ def test_a_video_that_continues_frames_replays_from_its_first_token_on(tmp_path:
     assert str(caught.value.allowed).startswith("17, 25")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -75,6 +75,7 @@ def test_an_interval_over_kinds_holds_what_kinds_differ_by(apart: float, many: i
     assert by_kind(values, kinds)["1"].mean == pytest.approx(np.mean([v for p, v in values.items() if kinds[p] == "1"]))
 
 
+@pytest.mark.slow
 def test_prompts_are_of_each_kind_in_turn() -> None:
     pipe = VideoPipeline.from_config(load_config(None, [], {"model": "table"}))
     drawn = prompts_for(pipe, 32, balanced=True)
@@ -139,6 +140,7 @@ def _document(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "out" / "claims.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_claims_are_judged(folder: Path) -> None:
     found = _document(folder)["claims"]
     assert [c["number"] for c in found] == [2, 3, 5]

@@ -48,6 +48,7 @@ def test_drafts_of_whole_videos_change_no_code(tmp_path: Path) -> None:
     assert f"## {model} in float32, drafts, 1 videos" in page(result)
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_is_named_and_the_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> dict[str, object]:
         raise RuntimeError("no kernel image\nmore")

@@ -100,7 +100,7 @@ def test_the_example_is_a_look_never_trained_on_as_the_renderer_draws_it(tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["a red ball", "--example"], "is what the video begins with"),
+        (["a red ball", "--example"], "--example is an input of its own"),
         (["--example", "--model", "vila-u-7b"], "there is none for the model 'vila-u-7b'"),
     ],
 )

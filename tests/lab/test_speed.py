@@ -47,6 +47,7 @@ def test_the_table_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert f", {pass_of_mini:.2f} ms (" in text
 
 
+@pytest.mark.slow
 def test_passes_are_in_a_table_by_shape_and_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Benchmark, "spec", tiny_spec(times=4))
     monkeypatch.setattr(passes, "CONTEXTS", (PROMPT_TOKENS + 6, PROMPT_TOKENS + 9))

@@ -45,6 +45,7 @@ def test_both_have_one_tokenizer() -> None:
     assert all(np.array_equal(value.numpy(), other[key].numpy()) for key, value in one.items())
 
 
+@pytest.mark.slow
 def test_a_prompt_becomes_a_video(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "hit.mp4"
     done = run("generate", HIT, "--model", "table", "--tau", "-2", "--seed", "1", "--json", "-o", str(file))

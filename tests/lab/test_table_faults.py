@@ -112,6 +112,7 @@ FAULTS = {
 """Every fault, how many of it are planted, and the least share of them to be noticed."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_noticed(fault: str) -> None:
     """The second cylinder that becomes a cube does so while something passes behind it, and is not."""

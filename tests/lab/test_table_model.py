@@ -108,6 +108,7 @@ def test_without_neighbours_a_position_is_drawn_alone(tokenizer: TableTokenizer)
     assert (tokenizer.decode(codes).int() - tokenizer.decode_alone(codes).int()).abs().max() <= 1
 
 
+@pytest.mark.slow
 def test_the_second_stage_changes_no_code(tokenizer: TableTokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "codes.safetensors")
     settings = TokenizerSettings(2, patches=64, pool=2, evaluate_every=100)
@@ -258,6 +259,7 @@ def test_periods_must_be_one_for_each_pair() -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [pytest.param("codes", marks=pytest.mark.slow), "pixels"])
 def test_stopped_tokenizer_training_resumes_to_the_same_weights(
     stage: str, tokenizer: TableTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -279,6 +281,7 @@ def test_stopped_tokenizer_training_resumes_to_the_same_weights(
         assert torch.allclose(value, results[1][key], atol=1e-5), key
 
 
+@pytest.mark.slow
 def test_a_trained_folder_loads_and_has_no_place_tables(
     tokenizer: TableTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

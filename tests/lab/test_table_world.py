@@ -139,6 +139,7 @@ def test_the_analyser_finds_nothing_wrong_with_a_true_video() -> None:
     assert _faults(render(HIT)) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("story", STORIES)
 def test_the_analyser_is_right_about_each_story(story: str) -> None:
     scene = draw_scene(random.Random(11), story)
@@ -184,6 +185,7 @@ def test_the_analyser_notices_a_jump() -> None:
     assert "persists" in _faults(video)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s != "cube"])
 def test_the_analyser_notices_a_shape_that_changes(shape: str) -> None:
     scene = Scene((replace(BLUE, x=60),), "wood", "day", "alone")
@@ -245,6 +247,7 @@ def test_what_a_prompt_leaves_open_is_open(prompt: str, said: Said) -> None:
     assert said_in(table_tokenizer().read(prompt).tokens) == said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prompt", "wrong"),
     [

@@ -74,6 +74,7 @@ def test_stopped_and_killed_training_resumes_as_if_it_had_not_been(
     assert same(*ends)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_a_stopped_tokenizer_resumes_as_if_it_had_not_been(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [tmp_path / k / "tokenizer.safetensors" for k in ("whole", "parts")]
@@ -88,6 +89,7 @@ def test_a_stopped_tokenizer_resumes_as_if_it_had_not_been(tmp_path: Path, monke
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_a_run_resumes_with_its_own_settings_only(tokenizer: Path) -> None:
     settings = TrainSettings(steps=1, batch=1, bfloat16=False)
@@ -103,6 +105,7 @@ def _train(*arguments: str) -> str:
     return done.output
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_train_export_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -127,6 +127,7 @@ def test_analyser_takes_bytes_and_larger_frames() -> None:
     assert judge(analyse(video), wanted_of(scene))["all"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("attribute", list(ATTRIBUTES))
 def test_each_wrong_attribute_is_caught_and_named(attribute: str, count: int) -> None:
@@ -174,6 +175,7 @@ WRONG: dict[str, tuple[Callable[[Scene], Video], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WRONG)
 def test_each_kind_of_wrong_video_is_caught(kind: str) -> None:
     make, broken = WRONG[kind]

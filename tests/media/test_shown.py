@@ -289,6 +289,7 @@ def _hlg(light: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(scene <= 1 / 12, np.sqrt(3 * scene), bright)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transfer", [16, 18])
 def test_hdr_is_shown_in_srgb(tmp_path: Path, transfer: int, monkeypatch: pytest.MonkeyPatch) -> None:
     light = _linear(SEEN) @ TO_2020.T * BRIGHT

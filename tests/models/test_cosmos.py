@@ -136,6 +136,7 @@ def run(name: str, frames: int, executor: str, **options: Any) -> Trace:
     return trace(model(name), [clip(name, frames)], codes[None], executor=executor, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("frames", [1, 2])
 @pytest.mark.parametrize("name", MODELS)
@@ -152,6 +153,7 @@ def test_forced_ids(name: str, frames: int, executor: str) -> None:
     close_bytes(network(name).to_bytes(pictures), recorded(name, "decode/frames_u8"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize(("name", "case"), RUNS)
 def test_replay_decisions(name: str, case: str, executor: str) -> None:
@@ -176,6 +178,7 @@ def generated(name: str, frames: int, **settings: Any) -> tuple[VideoPipeline, l
     return pipe, list(pipe.stream([begin], [0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("draft", ["off", "jacobi"])
 @pytest.mark.parametrize("frames", [1, 2])

@@ -190,6 +190,7 @@ def generated(name: str, frames: int, rows: slice = slice(None), **settings: Any
     return pipe, list(pipe.stream(clips, list(range(len(clips)))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize(("name", "frames"), GREEDY)
 def test_greedy_generation(name: str, frames: int, executor: str) -> None:
@@ -258,6 +259,7 @@ def replayed(name: str, executor: str, tau: Any, tas: str, eligible: str = "code
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize(("name", "run"), RUNS)
 def test_replay_decisions(name: str, run: str, executor: str) -> None:

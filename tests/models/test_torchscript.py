@@ -182,6 +182,7 @@ def test_specification_and_weights_come_back(tmp_path: Path) -> None:
     assert_same(dict(state), {k: written[k] for k in state})
 
 
+@pytest.mark.slow
 def test_the_published_specification_has_the_published_sizes() -> None:
     sizes = [sum(t.nbytes for t in half.values()) for half in tensors_of(PUBLISHED, torch.bfloat16).values()]
     # 92 and 132 MB on the hub, with what a program takes.

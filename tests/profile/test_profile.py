@@ -163,6 +163,7 @@ def test_profile_of_a_run(run: Run) -> None:
     assert {r["name"] for r in json.loads(again.stdout)["compared"]} >= {"step", "mlp", "attention"}
 
 
+@pytest.mark.slow
 def test_an_inert_threshold_is_said(run: Run, tmp_path: Path) -> None:
     model = str(tiny_folder(tmp_path / "model"))
     done = run("profile", "--model", model, "--seq", "8", "--repeats", "1", "--decode", BALL, "--tau", "1000", "--json")

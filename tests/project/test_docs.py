@@ -35,6 +35,7 @@ def _commands(page: Path) -> list[str]:
 LONG = ("README.md", "fpga.md", "profile.md", "speed.md", "sweep.md", "vila-u.md")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
     [pytest.param(p, marks=pytest.mark.slow if p.name in LONG else ()) for p in PAGES if _commands(p)],
@@ -55,6 +56,7 @@ SNIPPETS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [pytest.param(code, id=f"{p}-{i}", marks=pytest.mark.slow if p in LONG else ()) for p, i, code in SNIPPETS],

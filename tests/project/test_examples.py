@@ -52,6 +52,7 @@ def test_a_notebook_is_one_of_version_4_without_outputs(notebook: Path) -> None:
     assert notebook.stat().st_size < 20_000
 
 
+@pytest.mark.slow
 def test_a_notebook_runs_and_shows_its_videos(notebook: Path, tmp_path: Path) -> None:
     cells = ["".join(cell["source"]) for cell in _cells(notebook, "code")]
     done = subprocess.run(

@@ -93,6 +93,7 @@ def test_nothing_is_imported_that_the_oldest_python_lacks() -> None:
                 assert "tomllib" not in {alias.name for alias in node.names}, path
 
 
+@pytest.mark.slow
 def test_importing_the_package_sets_no_environment_variable() -> None:
     code = (
         "import os; before = dict(os.environ); import fastcar_cli.pipeline.pipeline; print(dict(os.environ) == before)"
@@ -101,6 +102,7 @@ def test_importing_the_package_sets_no_environment_variable() -> None:
     assert done.stdout.strip() == "True"
 
 
+@pytest.mark.slow
 def test_loading_a_model_does_not_import_torchs_compiler() -> None:
     """It takes as long as a whole video of `mini`; the meta device and decorators bring it in."""
     code = (

@@ -39,6 +39,7 @@ def _findings(path: Path) -> Iterator[str]:
             yield f"{path.relative_to(ROOT)}:{line}: {match[0]!r}; write: {instead}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_no_banned_word(place: str) -> None:
     files = [ROOT / place, *(ROOT / place).rglob("*")]

@@ -235,6 +235,7 @@ def test_the_lock_of_a_dead_process_bars_nobody(ask: list[object], whole: Path) 
     assert sweep(*ask, "-o", whole).exit_code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("together", [True, False])
 def test_shards_are_the_whole(ask: list[object], whole: Path, tmp_path: Path, together: bool) -> None:
     merged = tmp_path / "merged"
@@ -287,6 +288,7 @@ def test_folders_that_can_not_be_used(ask: list[object], tmp_path: Path) -> None
         assert isinstance(sweep(*ask, "-o", tmp_path / "shut").exception, RequestError)
 
 
+@pytest.mark.slow
 def test_gates_windows_and_backends(ask: list[object], tmp_path: Path) -> None:
     done = sweep(
         *ask, "--seeds", "0", "--tau", "off,0", "--gate", "row,pair", "--window", "off,6",

@@ -30,6 +30,7 @@ def folder(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_drafts_are_an_axis_and_change_no_video(folder: Path) -> None:
     data = results(folder)
     assert data["plan"]["draft"] == ["off", "frame-2", "frame-4", "jacobi-2", "jacobi-4"]

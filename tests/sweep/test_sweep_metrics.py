@@ -41,6 +41,7 @@ def _noisy(video: NDArray[np.uint8], amount: float, seed: int = 1) -> NDArray[np
     return np.clip(video + noise, 0, 255).astype(np.uint8)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 1000), st.sampled_from([1.0, 10.0, 60.0]))
 def test_psnr_and_ssim_equal_scikit_images(seed: int, amount: float) -> None:
@@ -108,6 +109,7 @@ def _shaken(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_sweep_measures_decoded_frames(tmp_path: Path) -> None:
     """The figures of a cell are those of frames decoded apart from any sweep, by scikit-image."""
     model = str(_shaken(tmp_path / "model"))

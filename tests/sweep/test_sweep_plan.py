@@ -52,6 +52,7 @@ def test_wrong_axes_are_refused_with_what_was_said(read: Callable[[str], object]
         read(text)
 
 
+@pytest.mark.slow
 @given(plans, st.integers(1, 6))
 def test_shards_are_the_whole_and_share_nothing(grid: Grid, n: int) -> None:
     cells = list(grid.cells())
