@@ -56,7 +56,7 @@ def test_decodes_accept_what_their_codes_promise() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--windows", "off"), "'off' is no length"),
+        (("--windows", "off"), "'off' is not a length"),
         (("--windows", "65"), "a frame has 64 tokens"),
         (("--temperature", "warm"), "no number"),
         (("--leave-out", "e"), "no caption is left"),

@@ -170,7 +170,7 @@ def test_a_truncated_archive_is_refused(tmp_path: Path, share: float) -> None:
 def test_an_archive_of_something_else_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.jit", "w") as file:
         file.writestr("readme.txt", "hello")
-    with pytest.raises(RequestError, match="it is no TorchScript archive"):
+    with pytest.raises(RequestError, match="it is not a TorchScript archive"):
         TorchScriptFile(tmp_path / "x.jit")
 
 

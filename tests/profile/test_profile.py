@@ -187,7 +187,7 @@ def test_emulated_profile(run: Run) -> None:
 def test_what_is_no_profile_is_not_compared_with(run: Run, saved: str, tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text(saved)
     done = run("profile", "--compare", "s.json")
-    assert done.returncode == 2 and "is no saved profile" in done.stderr
+    assert done.returncode == 2 and "is not a saved profile" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -169,4 +169,4 @@ def _read(file: Path) -> dict[str, Any]:
                 raise ValueError(f"times of seq {seq} are no times")
         return data
     except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise RequestError(f"--compare {file} is no saved profile: {type(e).__name__} {e}") from None
+        raise RequestError(f"--compare {file} is not a saved profile: {type(e).__name__} {e}") from None

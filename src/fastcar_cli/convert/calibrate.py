@@ -122,18 +122,18 @@ class Walk:
         self._rotary = Rotary(spec.decoder)
 
     def states(self) -> dict[str, Tensor]:
-        """All states, float32 [tokens, width], to be kept."""
+        """All states, float32 [tokens, width], to be saved."""
         return {"states": torch.cat(self._states)}
 
     def restore(self, file: Path) -> None:
-        """Take states that were kept. Raises RequestError where they are damaged or not there."""
+        """Take states that were saved. Raises RequestError where they are damaged or not there."""
         fed = self._codes.shape[1] - 1
         try:
             kept = load_file(str(file))["states"]
             self._states = list(kept.split([len(row) + fed for row in self._rows]))
         except (OSError, SafetensorError, KeyError, RuntimeError) as e:
             raise RequestError(
-                f"{file}: what the calibration kept there can't be read: {e}", hint=f"delete {file.parent}"
+                f"{file}: the calibration saved there can't be read: {e}", hint=f"delete {file.parent}"
             ) from None
 
     @torch.no_grad()
@@ -268,7 +268,7 @@ def _gram(linear: nn.Linear, run: Callable[[Tensor], Tensor], batches: Sequence[
 
 
 def drawn_once(file: Path, draw: Callable[[], Tensor]) -> Tensor:
-    """Codes that a file holds, or that are drawn and kept there."""
+    """Codes that a file holds, or that are drawn and saved there."""
     if file.is_file():
         try:
             return torch.tensor(parse_json(file_text(file)), dtype=torch.int64)

@@ -45,7 +45,7 @@ def distribution(
 ) -> tuple[Tensor, Tensor]:
     """Probabilities after top-k and top-p in falling order, and the codes they belong to, each [P, K].
 
-    Ties with the k-th largest logit are kept. The entry that crosses top-p is kept, so at least one is; `strict`: so is
+    Ties with the k-th largest logit stay. The entry that crosses top-p stays, so at least one is; `strict`: so is
     the one after it where those before hold top-p exactly. A top_p that is a tensor, float32 [P, 1] or [1, 1], is not
     read on the host; the result is the same.
     """

@@ -115,7 +115,7 @@ class StepProfile:
 
 def _executor(wanted: str, shape: Shape) -> tuple[str, str]:
     """Who runs the steps, and why. Raises RequestError for what can't be had, or has no parts to time."""
-    why = native.obstacle(shape.network) if shape.network.device.type == "cpu" else "the device is no CPU"
+    why = native.obstacle(shape.network) if shape.network.device.type == "cpu" else "the device is not a CPU"
     if wanted == "auto":
         return ("native", f"native kernels ({instruction_set()})") if why is None else ("torch", f"plain torch: {why}")
     if wanted == "graph" or (wanted == "native" and why is not None):

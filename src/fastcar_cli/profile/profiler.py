@@ -47,7 +47,7 @@ def parse_lengths(text: str, option: str = "seq") -> list[int]:
         value = float(match[1]) * (1024 if match[2] else 1) if match else 0.0
         if value < 1 or value != int(value) or value > 2**20:
             raise RequestError(
-                f"{part.strip()!r} is no length",
+                f"{part.strip()!r} is not a length",
                 key=option,
                 value=text,
                 allowed="1 to 1024k tokens, such as 2k,4096,0.5k",

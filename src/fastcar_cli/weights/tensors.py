@@ -100,7 +100,7 @@ class _Bin:
                 zipped = f.read(2) == b"PK"
             if not zipped:
                 raise RequestError(
-                    f"weights file {self.path} is no zip archive: torch's formats before 1.6 are not read",
+                    f"weights file {self.path} is not a zip archive: torch's formats before 1.6 are not read",
                     hint="save it again with a newer torch, or fetch it again",
                 ) from None
             raise _damaged(self.path, RuntimeError(re.split(r"\. |\n", str(e))[0])) from None
@@ -119,7 +119,7 @@ class _Bin:
 
 class _Pt(_Bin):
     """As `_Bin`, of what a training run saved: the tensors may lie under "model" and their names begin so, and what
-    TransformerEngine leaves beside them is no tensor.
+    TransformerEngine leaves beside them is not a tensor.
     """
 
     def _mapping(self, loaded: Any) -> Any:

@@ -105,7 +105,7 @@ def _tensors(root: Any, module: type) -> Iterator[tuple[str, _Stored]]:
 class TorchScriptFile:
     """One open archive: names, shapes, and rows of tensors along their first dimension (all of a scalar).
 
-    Raises RequestError for a file that is no such archive, is damaged, or holds anything but modules and tensors.
+    Raises RequestError for a file of another kind, is damaged, or holds anything but modules and tensors.
     """
 
     def __init__(self, path: Path) -> None:
@@ -133,7 +133,7 @@ class TorchScriptFile:
             with zipfile.ZipFile(self.path) as archive:
                 roots = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl")]
                 if len(roots) != 1:
-                    raise ValueError("it is no TorchScript archive")
+                    raise ValueError("it is not a TorchScript archive")
                 return read(archive, roots[0].removesuffix("data.pkl"))
         # A pickle can fail in as many ways as it has instructions.
         except Exception as e:

@@ -36,8 +36,8 @@ class Past:
         return part not in self._kept
 
     def frames(self, part: nn.Module, x: Tensor, keep: int, repeat: int) -> list[Tensor]:
-        """The frames of a piece, [P, 1, H, W, C] each, behind the last `keep` before it; those of the first piece
-        behind `repeat` copies of its first one.
+        """The frames of a piece, [P, 1, H, W, C] each, after the last `keep` before it; those of the first piece
+        after `repeat` copies of its first one.
         """
         before = [x[:, :1]] * repeat if self.first(part) else self._kept[part]
         frames = [*before, *x.split(1, 1)]
@@ -108,7 +108,7 @@ class Temporal(_Convolution):
         return self.over(past.frames(self, x, 2, 2), past)
 
     def over(self, frames: list[Tensor], past: Past, stride: int = 1) -> Tensor:
-        """The product with every `stride`-th of some frames and the two behind it."""
+        """The product with every `stride`-th of some frames and the two after it."""
         taps = self.conv3d.weight[..., 0, 0].unbind(2)
         made = []
         for first in range(0, len(frames) - len(taps) + 1, stride):
@@ -265,8 +265,8 @@ class Upsampler(nn.Module):
 class LevelSpec:
     """A level of the encoder or decoder.
 
-    `widths` are the channels behind its residual blocks; `space` and `time` whether sides and time are halved (of the
-    encoder) or doubled (of the decoder) behind them.
+    `widths` are the channels after its residual blocks; `space` and `time` whether sides and time are halved (of the
+    encoder) or doubled (of the decoder) after them.
     """
 
     widths: tuple[Size, ...]
@@ -275,7 +275,7 @@ class LevelSpec:
 
 
 class Level(nn.Module):
-    """Residual blocks, and where the level has one, a sampler behind them."""
+    """Residual blocks, and where the level has one, a sampler after them."""
 
     def __init__(self, width: int, spec: LevelSpec, *, up: bool) -> None:
         super().__init__()
