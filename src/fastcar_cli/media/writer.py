@@ -215,7 +215,7 @@ class _Mp4Writer(_FileWriter):
         encoder.colorspace, encoder.color_range = Colorspace.ITU601, ColorRange.MPEG
         encoder.color_primaries, encoder.color_trc = 1, 13  # of sRGB: BT.709's primaries, IEC 61966-2-1
         # PyAV's own one belongs to the thread, with threads of its own that a later fork would wait for.
-        self._reformatter = VideoReformatter()
+        self._reformatter: Any = VideoReformatter()
 
     def _write(self, image: Image8) -> None:
         import av
@@ -231,6 +231,8 @@ class _Mp4Writer(_FileWriter):
         self._container.mux(self._stream.encode())
         self._container.close()
         self._file.close()
+        # Encoder and scaler hold a megabyte, and the writers of a run live until its end.
+        self._container = self._stream = self._reformatter = None
         self._raise()
         super()._finish()
 
@@ -281,6 +283,7 @@ class _GifWriter(_FileWriter):
                 file.writelines(getdata(image.crop(box), box[:2], duration=10 * delay))
                 before = image
             file.write(b";")
+        self._images.clear()
         super()._finish()
 
 

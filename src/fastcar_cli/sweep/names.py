@@ -5,6 +5,7 @@ VBench takes the suffix of the first file of its folder for that of all, so such
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from fastcar_cli.decoding.replay.scores import DEFAULT
 from fastcar_cli.errors import Key, RequestError, RunError
 from fastcar_cli.sweep.grid import OFF, Grid
 from fastcar_cli.sweep.store import Store
+from fastcar_cli.system.signals import uninterrupted
 
 VBENCH_FPS = 8
 SAMPLES = 5
@@ -70,15 +72,18 @@ def link_names(store: Store, grid: Grid) -> Path:
 def link_name(source: Path, folder: Path, prompt: str, index: int) -> None:
     """Give a video its VBench name in a folder: a link, or a copy where there are none. Raises RunError."""
     target, temporary = folder / f"{prompt}-{index}.mp4", folder / f".{source.name}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary.unlink(missing_ok=True)
+    with uninterrupted():
         try:
-            os.link(source, temporary)
-        except OSError:
-            shutil.copyfile(source, temporary)
-        os.replace(temporary, target)
-        # Renaming a link onto another link of the same file leaves both.
-        temporary.unlink(missing_ok=True)
-    except OSError as e:
-        raise RunError(f"{target} could not be written: {e.strerror}") from None
+            folder.mkdir(parents=True, exist_ok=True)
+            temporary.unlink(missing_ok=True)
+            try:
+                os.link(source, temporary)
+            except OSError:
+                shutil.copyfile(source, temporary)
+            os.replace(temporary, target)
+        except OSError as e:
+            raise RunError(f"{target} could not be written: {e.strerror}") from None
+        finally:
+            # Renaming a link onto another link of the same file leaves both.
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)

@@ -60,6 +60,20 @@ def _remove_left(folder: Path, begin: str) -> None:
                 left.unlink(missing_ok=True)
 
 
+_FOLDERS: set[Path] = set()
+"""Where this process makes hidden files."""
+
+
+@atexit.register
+def _remove_mine() -> None:
+    """Remove hidden files of this process: a signal may fall between the making of one and what removes it."""
+    for folder in _FOLDERS:
+        for left in folder.glob(f".*-fastcar-{_machine()}-{os.getpid()}-*"):
+            shutil.rmtree(left, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                left.unlink(missing_ok=True)
+
+
 def hidden_beside(path: Path, make: Callable[[Path], None]) -> Path:
     """Let `make` make something under a hidden name beside `path`; it raises FileExistsError where one exists.
 
@@ -67,6 +81,7 @@ def hidden_beside(path: Path, make: Callable[[Path], None]) -> Path:
     """
     begin = f".{path.stem[:30]}-fastcar-{_machine()}-"
     _remove_left(path.parent, begin)
+    _FOLDERS.add(path.parent.absolute())
     while True:
         hidden = path.with_name(f"{begin}{os.getpid()}-{secrets.token_hex(4)}{path.suffix}")
         with contextlib.suppress(FileExistsError):
@@ -90,12 +105,19 @@ def _first_free(file: Path, names: Iterable[Path]) -> Path:
     """Move a file to the first name that nothing has, which no other run gets either; that name. Raises OSError."""
     for name in names:
         with contextlib.suppress(FileExistsError):
-            empty_file(name)
             try:
-                file.replace(name)
-            except BaseException:
-                name.unlink(missing_ok=True)
+                os.link(file, name)
+            except FileExistsError:
                 raise
+            except OSError:  # a file system without links, where a kill between the two steps leaves an empty file
+                empty_file(name)
+                try:
+                    file.replace(name)
+                except BaseException:
+                    name.unlink(missing_ok=True)
+                    raise
+            else:
+                file.unlink()
             return name
     raise AssertionError("names do not end")
 
@@ -107,11 +129,16 @@ def _flush(file: Path) -> None:
     """
     # Windows flushes files that are open for writing only.
     with file.open("r+b" if os.name == "nt" else "rb") as f:
-        try:
-            os.fsync(f.fileno())
-        except OSError as e:
-            if e.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
-                raise
+        flush(f.fileno())
+
+
+def flush(descriptor: int) -> None:
+    """As `_flush`, of an open file."""
+    try:
+        os.fsync(descriptor)
+    except OSError as e:
+        if e.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
+            raise
 
 
 def publish(temporary: Path, path: Path, *, new: bool) -> Path:
@@ -173,8 +200,8 @@ def staging(folder: Path) -> Iterator[Path]:
     begin = f".fastcar-{_machine()}-"
     _remove_left(folder, begin)
     mine = folder / f"{begin}{os.getpid()}"
-    make_folder(mine)
     try:
+        make_folder(mine)
         yield mine
     finally:
         shutil.rmtree(mine, ignore_errors=True)
@@ -350,10 +377,19 @@ class LenientFile(io.FileIO):
 
     error: OSError | None = None
 
-    def write(self, data: Any) -> int:
-        """As `FileIO.write`; after an error all counts as written."""
+    def write(self, data: Any) -> int | None:  # type: ignore[override]
+        """As `FileIO.write`, but whole: a disk takes a part without an error first. After an error all is as written.
+
+        Returns less, or None, of a stream that would have to wait.
+        """
+        rest = memoryview(data).cast("B")
+        size = len(rest)
         try:
-            return super().write(data)
+            while rest:
+                count: int | None = super().write(rest)
+                if count is None:
+                    return size - len(rest) or None
+                rest = rest[count:]
         except OSError as e:
             self.error = self.error or e
-            return memoryview(data).nbytes
+        return size

@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.system.files import flush
 from fastcar_cli.system.plain_data import read_json
 from fastcar_cli.weights.formats import stored_parts, widen_stored
 from fastcar_cli.weights.torchscript import TorchScriptFile
@@ -338,4 +339,4 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         for _, tensor in ordered:
             f.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
         f.flush()
-        os.fsync(f.fileno())
+        flush(f.fileno())
