@@ -184,16 +184,19 @@ def accepted(jobs: list[Job], pipe: VideoPipeline, keep_going: bool, say: Callab
 
     Without `keep_going` the first that it refuses ends the run. Raises RequestError, in the end if all are refused.
     """
+    from fastcar_cli.inputs.prompt import first_of
+
     words = {job.prompt for job in jobs if isinstance(job.prompt, str) and job.source is None}
     bare = len(words) > 1 and not any(" " in word for word in words)
     good: list[Job] = []
-    notes: dict[str, None] = {}
+    refused: dict[str, None] = {}
+    notices: dict[str, None] = {}
     if bare:
-        notes[f"{len(words)} prompts of one word each, a video for each: did you forget the quotes?"] = None
+        notices[f"{len(words)} prompts of one word each, a video for each: did you forget the quotes?"] = None
     error = RequestError("no prompt given")
     for job in jobs:
         try:
-            notes |= dict.fromkeys(pipe.notices([job.prompt]))
+            notices |= dict.fromkeys(pipe.notices([job.prompt]))
             good.append(job)
         except RequestError as e:
             e.where = job.source or e.where
@@ -202,8 +205,8 @@ def accepted(jobs: list[Job], pipe: VideoPipeline, keep_going: bool, say: Callab
             if not keep_going:
                 raise
             error = e
-            notes[f"left out: {e}"] = None
-    for note in notes:
+            refused[f"left out: {e}"] = None
+    for note in (*first_of([*notices]), *refused):
         say(note)
     if not good:
         raise error

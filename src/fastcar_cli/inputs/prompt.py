@@ -95,6 +95,9 @@ def text_of(prompt: Prompt, model: str = "the model") -> str:
     return prompt
 
 
+MOST_NOTICES = 20
+"""Notices on prompts that are shown."""
+
 OnProgress = Callable[[int, int], None]
 """Receives work done and all of it."""
 
@@ -132,6 +135,12 @@ class PromptReader(Protocol):
 
     def notices(self, prompt: Prompt, model: str) -> list[str]:
         """What a user should know before the run. Raises RequestError for a prompt that can't be drawn."""
+
+
+def first_of(notices: Sequence[str]) -> list[str]:
+    """What is shown of the notices on many prompts: the first ones, and how many more there are."""
+    more = len(notices) - MOST_NOTICES
+    return [*notices] if more <= 0 else [*notices[:MOST_NOTICES], f"{more:,} more notes on prompts are not shown"]
 
 
 def clips_of(inputs: Any, actions: Any = None) -> list[Clip]:

@@ -19,7 +19,7 @@ from fastcar_cli.config.lists import MOST, parse_shard, shard_of
 from fastcar_cli.config.run_config import RunConfig, flat
 from fastcar_cli.decoding.replay.scores import DEFAULT
 from fastcar_cli.errors import Key, RequestError
-from fastcar_cli.inputs.prompt import Clip
+from fastcar_cli.inputs.prompt import Clip, first_of
 from fastcar_cli.pipeline.clips import ClipFiles
 from fastcar_cli.pipeline.engines import Engine, open_engine
 from fastcar_cli.pipeline.pipeline import VideoPipeline
@@ -119,7 +119,7 @@ class Session:
             )
         scorer = Scorer(tuple(n for n in request.metrics if n != "fidelity"), request.lpips)
         scorer.check(pipe.height, pipe.width)
-        notices = pipe.notices([clips.get(p, p) for p in grid.prompts])
+        notices = first_of(pipe.notices([clips.get(p, p) for p in grid.prompts]))
         if "pair" in grid.gates and pipe.settings.sampling.cfg == 1.0:
             notices.append(
                 "gate pair: without guidance (cfg 1) a video is one row, so it decides as row does; "

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from difflib import SequenceMatcher
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ class PlacementTokenizer(PhraseTokenizer):
         self._colour = re.compile(rf"(?<!on )(?<!onto )(?<!over )\b({ground})(?= (?:(?:{look}) )*(?:{thing})\b)")
         self._denied = re.compile(rf"\b(?:(?:does|do|is|are) not|(?:does|do|is|are)n't|never) (?:{motion})\b")
         self._most = max((k.split().count("thing") for k in self.layouts), default=0)
+        self._scene = lru_cache(maxsize=1024)(self._nearest)
         self._deeds = set(self._drawable).difference(self.things, looks, self._attributes)
 
     def _arranged(self, words: list[str]) -> list[str]:
@@ -89,18 +91,26 @@ class PlacementTokenizer(PhraseTokenizer):
         first = said.index("thing") if "thing" in said else 0
         return " ".join(said[first:] + said[:first])
 
-    def _planned(self, tokens: Sequence[str]) -> tuple[str, ...]:
-        """The tokens as the nearest scene with a placement says them: with its deeds in its order."""
-        wanted = self.signature(tokens).split()
+    def _nearest(self, signature: str) -> list[str] | None:
+        """The words of the nearest signature with a placement; None where it has its own, or none is like it."""
+        wanted = signature.split()
+        if signature in self.layouts or "thing" not in wanted:
+            return None
         near = [p for p in map(str.split, self.layouts) if p.count("thing") == wanted.count("thing")]
-        if " ".join(wanted) in self.layouts or not near or "thing" not in wanted:
-            return tuple(tokens)
 
         def likeness(words: list[str]) -> tuple[float, float]:
             said, here = Counter(wanted), Counter(words)
             # That a thing stands still changes least.
             differs = sum(0.5 if word == "still" else 1 for word in ((said - here) + (here - said)).elements())
             return -differs, SequenceMatcher(None, wanted, words).ratio()
+
+        return max(near, key=likeness, default=None)
+
+    def _planned(self, tokens: Sequence[str]) -> tuple[str, ...]:
+        """The tokens as the nearest scene with a placement says them: with its deeds in its order."""
+        scene = self._scene(self.signature(tokens))
+        if scene is None:
+            return tuple(tokens)
 
         things: list[list[str]] = [[]]
         for token in tokens:
@@ -109,7 +119,7 @@ class PlacementTokenizer(PhraseTokenizer):
                 things += [[]] if token in self.things else []
         parts = iter(things)
         around = [t for t in tokens if any(t in values for values in self.groups.values())]
-        deeds = [next(parts) if word == "thing" else [word] for word in max(near, key=likeness)]
+        deeds = [next(parts) if word == "thing" else [word] for word in scene]
         return (*(token for part in deeds for token in part), *around)
 
     def completed(
