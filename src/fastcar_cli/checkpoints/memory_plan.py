@@ -18,7 +18,7 @@ from fastcar_cli.models.decoder_spec import recent
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_cli.system.device import out_of_memory
-from fastcar_cli.system.limits import free_memory
+from fastcar_cli.system.limits import free_memory, require_proc
 
 BASE = 400 * 2**20
 """Bytes a process with torch holds before any weights (assumed; measured 250 to 400 MiB)."""
@@ -102,6 +102,7 @@ def available_bytes(device: str) -> int:
     """Free memory of a device: of the GPU, or of the machine and the process's control groups."""
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
+    require_proc()
     return free_memory(int(psutil.virtual_memory().available))
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.system.files import MOST_TEXT, read_arrays, require_regular
+from fastcar_cli.system.files import MOST_TEXT, read_arrays, require_regular, why_unread
 
 WORDS = 512
 """Rows that models with text read; those after a text are zero and are attended to like the others."""
@@ -34,7 +34,7 @@ def read_embedding(path: Path) -> NDArray[np.float32]:
         else:
             arrays = read_arrays(path)
     except Exception as e:  # whatever a stranger's file makes zipfile, numpy and safetensors raise
-        reason = e.strerror if isinstance(e, OSError) and e.strerror else str(e).partition("\n")[0]
+        reason = e.strerror if isinstance(e, OSError) and e.strerror else why_unread(e)
         raise RequestError(f"can't be read: {reason}", key="text_embedding", value=path) from None
     arrays = {key: array[0] if array.ndim == 3 and len(array) == 1 else array for key, array in arrays.items()}
     shapes = [list(array.shape) for array in arrays.values()]

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fastcar_cli.errors import Key, RequestError, Text
-from fastcar_cli.system.files import read_arrays
+from fastcar_cli.system.files import OBJECTS, read_arrays
 
 SUFFIXES = (".npz", ".npy")
 
@@ -33,7 +33,8 @@ def numbers_in(
     except (OSError, ValueError) as e:
         why = (isinstance(e, OSError) and e.strerror) or e
         kind = file.suffix.lower().removeprefix(".")
-        raise RequestError(f"is not an {kind} file, or a damaged one ({why})", key=option, value=file) from None
+        said = f"can't be read: {why}" if str(why) == OBJECTS else f"is not an {kind} file, or a damaged one ({why})"
+        raise RequestError(said, key=option, value=file) from None
     listed = ", ".join(f"{name} {list(array.shape)}" for name, array in [*arrays.items()][:12]) or "none"
     if key is not None and key not in arrays:
         raise RequestError(f"{file} has no such array", key="key", value=key, hint=f"its arrays: {listed}")

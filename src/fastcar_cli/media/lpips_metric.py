@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.system.extras import need
+from fastcar_cli.system.files import why_unread
 
 _FIRST = {(64, 3, 11, 11): "alex", (64, 3, 3, 3): "vgg"}
 """Shape of the first convolution and the network it belongs to."""
@@ -42,8 +43,8 @@ def load_lpips(file: Path) -> Callable[[NDArray[np.uint8], NDArray[np.uint8]], l
         state = torch.load(file, map_location="cpu", weights_only=True)
         kind = _FIRST[tuple(state["features.0.weight"].shape)]
     except Exception as e:  # whatever a damaged or foreign file does to the unpickler
-        why = str(e).partition("\n")[0] or type(e).__name__
-        raise RequestError(f"is not a state dict of AlexNet or VGG16: {why}", key="lpips_weights", value=file) from None
+        said = f"is not a state dict of AlexNet or VGG16: {why_unread(e)}"
+        raise RequestError(said, key="lpips_weights", value=file) from None
     # The package announces itself on standard output, where only results may be.
     with contextlib.redirect_stdout(io.StringIO()), open(os.devnull, "w") as null, contextlib.redirect_stderr(null):
         network = package.LPIPS(net=kind, pretrained=True, pnet_rand=True, verbose=False).eval()

@@ -22,6 +22,7 @@ from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.models.weight_format import NetworkFormat, WeightFormat
 from fastcar_cli.system.device import out_of_memory
 from fastcar_cli.system.files import require_regular
+from fastcar_cli.system.limits import require_proc
 from fastcar_cli.system.plain_data import WHOLE
 from fastcar_cli.weights.tensors import Component, Progress, fill
 
@@ -109,6 +110,7 @@ def ready(network: NetworkT, device: torch.device) -> NetworkT:
 @contextlib.contextmanager
 def _foreign(folder: Path) -> Iterator[None]:
     """Refuse what a stranger's files make Python and torch raise: sizes that no network has, parts that don't fit."""
+    require_proc()
     try:
         yield
     except (FastcarError, MemoryError):

@@ -241,18 +241,34 @@ def read_arrays(file: Path) -> dict[str, Any]:
         with loaded:
             if sum(member.file_size for member in loaded.zip.infolist()) > MOST_PIPED:
                 raise ValueError(f"holds more than {MOST_PIPED:,} bytes")
-            arrays = {}
+            arrays, objects = {}, ""
             for name in loaded.files:
                 try:
                     arrays[name] = loaded[name]
                 except ValueError as e:
-                    if "allow_pickle" not in str(e):
+                    if why_unread(e) != OBJECTS:
                         raise
+                    objects = OBJECTS
+            if objects and not arrays:
+                raise ValueError(objects)
             return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
     except OSError:
         raise
     except Exception as e:  # whatever a damaged file makes zipfile, zlib and numpy raise
-        raise ValueError(str(e).partition("\n")[0] or type(e).__name__) from None
+        with file.open("rb") as f:
+            # numpy takes every file that it does not know for a pickle.
+            known = f.read(1) in (b"\x93", b"P", b"\x80")
+        why = why_unread(e)
+        raise ValueError(why if known or why != OBJECTS else "it begins like neither .npy nor .npz") from None
+
+
+OBJECTS = "it holds Python objects, which fastcar does not load"
+
+
+def why_unread(error: Exception) -> str:
+    """The first line of a library's error, without its advice to run what a file holds."""
+    said = str(error).partition("\n")[0] or type(error).__name__
+    return OBJECTS if re.search("allow_pickle|Weights only load failed", said) else said
 
 
 _KINDS = ((b"PK\x03\x04", ".npz"), (b"\x93NUMPY", ".npy"), (b"GIF8", ".gif"), (b"{", ".json"), (b"[", ".json"))

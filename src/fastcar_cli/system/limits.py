@@ -9,8 +9,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from fastcar_cli.errors import RequestError
+
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
+NEEDED = (Path("/proc/cpuinfo"), Path("/proc/meminfo"))
 
 
 def _groups(*controllers: str) -> Iterator[Path]:
@@ -52,6 +55,16 @@ def _reclaimable(file: Path) -> int:
     clean = sum(count.get(prefix + name, 0) for name in ("inactive_file", "active_file", "slab_reclaimable"))
     waiting = ("file_dirty", "file_writeback", "total_dirty", "total_writeback")
     return max(0, clean - sum(count.get(name, 0) for name in waiting))
+
+
+def require_proc() -> None:
+    """Raise RequestError in a sandbox of Linux without the files by which libraries know cores and memory."""
+    hidden = [str(f) for f in NEEDED if not os.access(f, os.R_OK)] if sys.platform == "linux" else []
+    if hidden:
+        raise RequestError(
+            f"this sandbox hides {' and '.join(hidden)}, by which PyTorch knows cores and memory",
+            hint="let the sandbox mount it, such as bwrap --proc /proc or unshare --fork --pid --mount-proc",
+        )
 
 
 def free_memory(machine: int) -> int:

@@ -1,0 +1,20 @@
+"""What a terminal, a log or a sandbox changes of a run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fastcar_cli.cli.app import app
+from fastcar_cli.system import limits
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_a_sandbox_without_proc_is_refused_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "NEEDED", (tmp_path / "cpuinfo",))
+    done = CliRunner().invoke(app, ["generate", "a red ball", "--model", "mini", "-o", str(tmp_path / "a.mp4")])
+    assert f"this sandbox hides {tmp_path / 'cpuinfo'}" in str(done.exception)
+    assert "bwrap --proc /proc" in str(getattr(done.exception, "hint", ""))
