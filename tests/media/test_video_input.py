@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, PngImagePlugin
 from support.paths import GOLDEN_FRAMES as SHARED
 
 from fastcar_cli.errors import RequestError
@@ -431,3 +431,25 @@ def test_an_input_may_bring_its_actions(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="row 0 has 2 numbers, the model takes 4"):
         read_clip(tmp_path / "a.npz", _wanted(actions=4))
     assert read_clip(tmp_path / "a.npz", _wanted()).clip.actions is None
+
+
+def test_entries_that_lead_nowhere_are_named(tmp_path: Path) -> None:
+    folder = _written(tmp_path / "frames", _frames())
+    for name in ("._0000.png", "Thumbs.db"):
+        (folder / name).write_bytes(b"\0\5\x16\7")
+    (folder / "sub.png").mkdir()
+    assert len([*frames_of(folder)]) == 6
+    (folder / "0006.png").symlink_to("gone.png")
+    with pytest.raises(RequestError, match=r"0006\.png: is a link to gone\.png, which can't be found"):
+        next(frames_of(folder))
+
+
+def test_a_sound_picture_that_is_too_large_is_not_called_damaged(tmp_path: Path) -> None:
+    Image.new("1", (20000, 10000)).save(tmp_path / "large.png")
+    with pytest.raises(RequestError, match="has too many pixels"):
+        next(frames_of(tmp_path / "large.png"))
+    texts = PngImagePlugin.PngInfo()
+    texts.add_text("workflow", "x" * 3_000_000, zip=True)
+    Image.new("RGB", (8, 8)).save(tmp_path / "text.png", pnginfo=texts)
+    with pytest.raises(RequestError, match="holds more text than Pillow reads"):
+        next(frames_of(tmp_path / "text.png"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,7 +112,16 @@ def _size(shape: tuple[int, ...]) -> str:
 
 def _folder(folder: Path) -> Iterator[Image8]:
     """The images of a folder, sorted by name, with numbers in names by value."""
-    files = [f for f in folder.iterdir() if f.suffix.lower() in IMAGES and not f.name.startswith(".") and f.is_file()]
+    try:
+        named = [f for f in folder.iterdir() if f.suffix.lower() in IMAGES and not f.name.startswith(".")]
+    except OSError as e:
+        raise _refused(folder, f"can't be read: {e.strerror}") from None
+    files = [f for f in named if not os.path.isdir(f)]
+    if lost := next((f for f in files if not os.path.isfile(f)), None):
+        what = (
+            f"is a link to {os.readlink(lost)}, which can't be found" if lost.is_symlink() else "is a pipe or a device"
+        )
+        raise _refused(lost, what, "remove it, or put the frame there")
     if not files:
         raise RequestError("holds no image", key="input", value=folder, allowed=", ".join(IMAGES))
     for file in sorted(files, key=lambda f: [(len(p), p) if p.isdigit() else (0, p) for p in _parts(f.name)]):
@@ -140,8 +150,18 @@ def _file(path: Path) -> Iterator[Image8]:
         pass
     except RequestError:
         raise
+    except Image.DecompressionBombError:
+        assert Image.MAX_IMAGE_PIXELS is not None
+        most = f"at most {2 * Image.MAX_IMAGE_PIXELS:,}"
+        raise RequestError(
+            "has too many pixels", key="input", value=path, allowed=most, hint="resize it first"
+        ) from None
     except Exception as e:  # whatever a damaged file makes Pillow raise
+        if isinstance(e, PermissionError):
+            raise _refused(path, f"can't be read: {e.strerror}") from None
         why = str(e).strip().partition("\n")[0] or type(e).__name__
+        if "MAX_TEXT" in why:
+            raise _refused(path, "holds more text than Pillow reads", "save it without its texts") from None
         raise _refused(path, f"is a damaged image ({why[:120]})") from None
     yield from video_frames(path)
 
