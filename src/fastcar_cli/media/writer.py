@@ -24,7 +24,15 @@ from PIL.GifImagePlugin import getdata, getheader
 
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.media.reader import read_recipe
-from fastcar_cli.system.files import LenientFile, empty_file, hidden_beside, publish, publish_folder, set_aside
+from fastcar_cli.system.files import (
+    LenientFile,
+    empty_file,
+    hidden_beside,
+    publish,
+    publish_folder,
+    set_aside,
+    target_of,
+)
 from fastcar_cli.system.signals import uninterrupted
 
 Image8 = NDArray[np.uint8]
@@ -50,7 +58,7 @@ def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> N
         )
     if fps is not None and fps > MOST_GIF_FPS and path.suffix.lower() == ".gif":
         raise RequestError(f"{path}: a GIF can't have {fps} frames a second", allowed=f"1 to {MOST_GIF_FPS}, or .mp4")
-    parent = next((p for p in path.absolute().parents if os.path.exists(p)), Path("/"))
+    parent = next((p for p in target_of(path).absolute().parents if os.path.exists(p)), Path("/"))
     if not parent.is_dir():
         raise RequestError(f"{path}: {parent} is not a folder")
     if not os.access(parent, os.W_OK):
@@ -178,12 +186,12 @@ class Writer:
 
 class _FileWriter(Writer):
     def _open(self) -> None:
-        self._hidden = hidden_beside(self.path, empty_file)
+        self._hidden = hidden_beside(self.path if self.new else target_of(self.path), empty_file)
 
     def _finish(self) -> None:
         """Give the hidden file its name."""
         if self.aside and self.path.exists() and _recipe(self.path) != json.loads(json.dumps(self.recipe)):
-            self.renamed = set_aside(self.path)
+            self.renamed = set_aside(target_of(self.path))
         self.path = publish(self._hidden, self.path, new=self.new)
 
     def _discard(self) -> None:
@@ -289,7 +297,7 @@ class _GifWriter(_FileWriter):
 
 class _PngWriter(Writer):
     def _open(self) -> None:
-        self._hidden = hidden_beside(self.path, Path.mkdir)
+        self._hidden = hidden_beside(target_of(self.path), Path.mkdir)
 
     def _write(self, image: Image8) -> None:
         import imageio.v3 as iio
@@ -313,8 +321,8 @@ def open_writer(
     A folder of PNGs is always new. Raises RequestError for a name that can't be written.
     """
     check_target(path, fps)
-    if not path.parent.is_dir():
-        raise RequestError(f"{path}: the folder {path.parent} does not exist")
+    if not (parent := target_of(path).parent).is_dir():
+        raise RequestError(f"{path}: the folder {parent} does not exist")
     kinds: dict[str, type[Writer]] = {".mp4": _Mp4Writer, ".gif": _GifWriter, "": _PngWriter}
     kind = Writer if str(path) == os.devnull else kinds[path.suffix.lower()]
     return kind(path, fps, scale, recipe, new, aside)

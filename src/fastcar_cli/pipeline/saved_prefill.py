@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.errors import RequestError, RunError
-from fastcar_cli.system.files import empty_file, hidden_beside, publish
+from fastcar_cli.system.files import empty_file, hidden_beside, publish, target_of
 
 FORMAT = "fastcar prompts 1"
 _PARTS = ("keys", "values", "outputs")
@@ -96,7 +96,7 @@ class PrefillFile:
     def _append(self, *tensors: Tensor) -> None:
         try:
             if self._to is None:
-                self._hidden = hidden_beside(self._path, empty_file)
+                self._hidden = hidden_beside(target_of(self._path), empty_file)
                 # A run that is stopped leaves nothing.
                 weakref.finalize(self, self._hidden.unlink, missing_ok=True)
                 self._to = self._hidden.open("wb")

@@ -89,6 +89,11 @@ def hidden_beside(path: Path, make: Callable[[Path], None]) -> Path:
             return hidden
 
 
+def target_of(path: Path) -> Path:
+    """What is written under a name: of a symbolic link, which stays, the file or folder that it leads to."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
 def empty_file(path: Path) -> None:
     """Make an empty file. Raises FileExistsError where there is something of this name, else OSError."""
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -141,16 +146,23 @@ def flush(descriptor: int) -> None:
             raise
 
 
+def _copy_mode(path: Path, temporary: Path) -> None:
+    with contextlib.suppress(OSError):  # file systems without modes
+        shutil.copymode(path, temporary)
+
+
 def publish(temporary: Path, path: Path, *, new: bool) -> Path:
     """Put a finished file under its name, in one step and with its bytes on disk; the name it got.
 
-    With `new` an existing file stays, and the name gets a number: no two runs end with the same one.
+    With `new` an existing file stays, and the name gets a number: no two runs end with the same one. Without, the file
+    gets the mode of the one that it replaces.
     """
     _flush(temporary)
     if not new:
         if path.exists():
             require_regular(path)
-        temporary.replace(path)
+            _copy_mode(path, temporary)
+        temporary.replace(target_of(path))
         return path
     return _first_free(temporary, _names(path))
 
@@ -162,14 +174,17 @@ def set_aside(path: Path) -> Path:
 
 def publish_folder(temporary: Path, path: Path) -> Path:
     """Put a finished folder under its name, or under the next with a number where others are; the name it got."""
-    for name in _names(path):
+    target = target_of(path)
+    if path.is_dir():
+        _copy_mode(path, temporary)
+    for name in _names(target):
         try:
             temporary.rename(name)
         except OSError as e:
             if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
         else:
-            return name
+            return path if name == target else name
     raise AssertionError("names do not end")
 
 
@@ -181,7 +196,9 @@ def write_whole(path: Path, data: bytes | str, *, new: bool = False) -> None:
     temporary: Path | None = None
     with uninterrupted():
         try:
-            temporary = hidden_beside(path, empty_file)
+            if not new and path.exists():
+                require_regular(path)
+            temporary = hidden_beside(path if new else target_of(path), empty_file)
             temporary.write_bytes(data.encode() if isinstance(data, str) else data)
             publish(temporary, path, new=new)
         except OSError as e:
