@@ -309,3 +309,27 @@ def test_a_person_makes_a_video(browser: Any, width: int) -> None:
     page.close()
     server.shutdown()
     assert errors == []
+
+
+def test_a_person_cancels_a_video(browser: Any, server: Server, stub: _Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = threading.Event()
+
+    def make(form: dict[str, str], on_step: Callable[[int, int], None]) -> tuple[dict[str, Any], bytes]:
+        try:
+            while True:
+                on_step(1, 4)
+                time.sleep(0.01)
+        finally:
+            left.set()
+
+    monkeypatch.setattr(stub, "make", make)
+    page = browser.new_page()
+    page.set_default_timeout(300_000)
+    page.goto(server.url)
+    assert not page.is_visible("#cancel")
+    page.click("#make")
+    page.click("#cancel")
+    page.wait_for_selector("#error:not([hidden])")
+    assert page.inner_text("#error") == "cancelled"
+    assert left.wait(300) and page.is_visible("#make") and not page.is_visible("#cancel")
+    page.close()

@@ -180,6 +180,9 @@ def main(program: Callable[[], object] = partial(app, prog_name="fastcar")) -> N
     for name in ("COLUMNS", "LINES"):
         if not re.fullmatch("[0-9]{2,4}", os.environ.get(name, "80")):
             del os.environ[name]
+    # A pipe, a file or a log gets no escape sequences; rich and typer see by themselves what is a terminal.
+    for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "GITHUB_ACTIONS"):
+        os.environ.pop(name, None)
     if sys.platform == "win32":  # pragma: no cover
         # Consoles there may not be UTF-8; prompts may hold anything.
         sys.stderr.reconfigure(errors="replace")  # type: ignore[union-attr]

@@ -21,15 +21,21 @@ async function* linesOf(response) {
   }
 }
 
+let ending = new AbortController();
+at("cancel").addEventListener("click", () => ending.abort());
+
 async function make(event) {
   event.preventDefault();
+  ending = new AbortController();
   show("error", "");
-  at("make").disabled = true;
+  at("make").disabled = at("make").hidden = true;
+  at("cancel").hidden = false;
   at("progress").hidden = false;
   at("progress").removeAttribute("value");
   let end = { error: "fastcar does not answer", hint: "is it still running?" };
   try {
-    const response = await fetch("make", { method: "POST", body: JSON.stringify(Object.fromEntries(new FormData(FORM))) });
+    const body = JSON.stringify(Object.fromEntries(new FormData(FORM)));
+    const response = await fetch("make", { method: "POST", body, signal: ending.signal });
     if (!response.ok) end = { error: await response.text() };
     else for await (const line of linesOf(response)) {
       if (has(line.share)) at("progress").value = line.share;
@@ -37,8 +43,9 @@ async function make(event) {
     }
   } catch { /* The connection broke: `end` says so. */ }
   if (end.done) return location.reload();
-  at("progress").hidden = true;
-  at("make").disabled = false;
+  if (ending.signal.aborted) end = { error: "cancelled" };
+  at("progress").hidden = at("cancel").hidden = true;
+  at("make").disabled = at("make").hidden = false;
   show("error", `${end.error}${end.hint ? `; ${end.hint}` : ""}`);
 }
 FORM.addEventListener("submit", make);
