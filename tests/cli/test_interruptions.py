@@ -136,7 +136,7 @@ def disturbed(world: World, name: str, fault: Fault, share: float) -> None:
 
 
 numbers = st.sampled_from([int(number) for number in SIGNALS])
-events = st.integers(1, 60)
+events = st.integers(1, 85)
 faults = st.one_of(
     st.builds(Fault, number=numbers),
     st.builds(Fault, number=numbers, event=events),
@@ -148,6 +148,11 @@ faults = st.one_of(
 )
 shares = st.floats(0, 1.2)
 names = st.sampled_from([*COMMANDS])
+
+
+def test_a_kill_at_the_very_end_of_a_list_leaves_nothing_for_good(world: World) -> None:
+    for event in (82, 83):  # before the hidden folder of its unfinished files is removed
+        disturbed(world, "list", Fault(signal.SIGKILL, event=event), 0)
 
 
 @given(name=names, fault=faults, share=shares)

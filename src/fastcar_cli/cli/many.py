@@ -116,6 +116,9 @@ def make(
     try:
         if left:
             _make(pipe, left, folder, reports, engine, address, workers, terminal)
+        elif any(folder.glob(".fastcar-*")):
+            with staging(folder):
+                pass  # a run killed at its very end leaves its hidden folder
     except KeyboardInterrupt as e:
         stop = e
         rest = len(taken) - len(reports)
