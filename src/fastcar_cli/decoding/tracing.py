@@ -107,6 +107,22 @@ def _within(name: str, indices: Sequence[int], end: int) -> list[int]:
     return [int(index) for index in indices]
 
 
+_WORDS = {
+    "tas": choices.values(choices.TasDefinition),
+    "gate": choices.values(choices.Gate),
+    "eligible": choices.values(choices.Eligible),
+    "kv_dtype": choices.values(choices.KVDtype),
+    "executor": ("torch", "native"),
+}
+
+
+def _check_words(**given: str) -> None:
+    """Refuse words that an argument of `trace` does not take. Raises RequestError."""
+    for name, word in given.items():
+        if word not in _WORDS[name]:
+            raise RequestError(f"{name} is {word!r}, allowed: {', '.join(map(repr, _WORDS[name]))}")
+
+
 def trace(
     model: LoadedModel,
     prompts: Sequence[Prompt] | None = None,
@@ -117,6 +133,7 @@ def trace(
     actions: Any = None,
     cfg: float | None = None,
     tas: str = "released",
+    gate: str = "row",
     steps: Sequence[int] | None = None,
     mlp_tokens: Sequence[int] = (),
     executor: str = "torch",
@@ -138,6 +155,7 @@ def trace(
         actions: float32 [P, S, A] of a model that takes actions.
         cfg: guidance scale; with 1 there are no unconditional rows. Default: 3, or 1 of a model without guidance.
         tas: definition of the score, `attention` or `released`.
+        gate: the unit that replays, `row` or `pair`.
         steps: predicted tokens whose logits and hidden states are returned; None: all.
         mlp_tokens: input tokens whose MLP outputs are returned.
         executor: `torch`, or `native`, which returns neither MLP nor block outputs.
@@ -156,24 +174,18 @@ def trace(
     if seeds is not None and len(seeds) != len(given):
         raise RequestError(f"seeds has {len(seeds)} numbers for {len(given)} prompts")
     codes, spec = _checked(model, given, codes), model.network.spec
-    for name, word, allowed in (
-        ("tas", tas, choices.values(choices.TasDefinition)),
-        ("eligible", eligible, choices.values(choices.Eligible)),
-        ("kv_dtype", kv_dtype, choices.values(choices.KVDtype)),
-        ("executor", executor, ("torch", "native")),
-    ):
-        if word not in allowed:
-            raise RequestError(f"{name} is {word!r}, allowed: {', '.join(map(repr, allowed))}")
+    _check_words(tas=tas, gate=gate, eligible=eligible, kv_dtype=kv_dtype, executor=executor)
     if executor == "native" and mlp_tokens:
         raise RequestError("mlp_tokens: native kernels return no MLP outputs", allowed="executor='torch'")
     taus = list(tau) if isinstance(tau, Sequence) else [tau]
     taus *= spec.decoder.layers if len(taus) == 1 else 1
+    tokens, scale = codes.shape[1], (3.0 if spec.layout.guided else 1.0) if cfg is None else cfg
     try:
-        rule = ReplayRule(Tau.read(taus), tas, replay_delimiters=eligible == "all")
+        pairs = gate == "pair" and scale != 1.0
+        rule = ReplayRule(Tau.read(taus), tas, pairs=pairs, replay_delimiters=eligible == "all")
         rule.tau.by_layer(spec.decoder.layers)
     except ValueError as e:
         raise RequestError(f"tau is {tau!r}: {e}") from None
-    tokens, scale = codes.shape[1], (3.0 if spec.layout.guided else 1.0) if cfg is None else cfg
     shown = _within("steps", range(tokens) if steps is None else steps, tokens)
     watched = _within("mlp_tokens", mlp_tokens, tokens - 1)
     frames, sampling = tokens // spec.tokens_per_frame, SamplingSettings(cfg=scale)
