@@ -238,7 +238,7 @@ def test_a_full_disk(run: Run, tmp_path: Path, output: str, options: str, most: 
 
 
 WAITING = """
-import signal
+import signal, time
 from fastcar_cli.cli.app import main
 from fastcar_cli.pipeline.pipeline import VideoPipeline
 
@@ -249,12 +249,16 @@ def stream(self, *arguments, **more):
     for frame in whole(self, *arguments):
         yield frame
         if frame.index == 1:
-            # Blocked before it prints: a signal that came before the wait would be missed by it.
-            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+            # Handlers, set before it prints: a signal may reach any thread, and Python calls them in this one.
+            got = []
+            numbers = signal.SIGINT, signal.SIGTERM
+            before = [signal.signal(number, lambda number, frame: got.append(number)) for number in numbers]
             print("two frames", flush=True)
-            number = signal.sigwait((signal.SIGINT, signal.SIGTERM))
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
-            signal.raise_signal(number)
+            while not got:
+                time.sleep(0.01)
+            for number, handler in zip(numbers, before):
+                signal.signal(number, handler)
+            signal.raise_signal(got[0])
 
 
 VideoPipeline.stream = stream

@@ -46,7 +46,7 @@ def sweep(*arguments: object) -> Result:
 
 
 _HELD = """
-import runpy, signal, sys
+import runpy, signal, sys, time
 
 at, suffix, module = int(sys.argv.pop(1)), sys.argv.pop(1), sys.argv.pop(1)
 seen = 0
@@ -57,12 +57,16 @@ def hold(event, arguments):
     if event in ("os.rename", "os.link") and "/cells/" in str(arguments[1]) and str(arguments[1]).endswith(suffix):
         seen += 1
         if seen == at:
-            # Blocked before it prints: a signal that came before the wait would be missed by it.
-            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+            # Handlers, set before it prints: a signal may reach any thread, and Python calls them in this one.
+            got = []
+            numbers = signal.SIGINT, signal.SIGTERM
+            before = [signal.signal(number, lambda number, frame: got.append(number)) for number in numbers]
             print("held", flush=True)
-            number = signal.sigwait((signal.SIGINT, signal.SIGTERM))
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
-            signal.raise_signal(number)
+            while not got:
+                time.sleep(0.01)
+            for number, handler in zip(numbers, before):
+                signal.signal(number, handler)
+            signal.raise_signal(got[0])
 
 
 sys.addaudithook(hold)
