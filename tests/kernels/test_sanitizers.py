@@ -26,7 +26,7 @@ OVERREAD = """
 import torch, support.sanitized
 from fastcar_cli.kernels.native import Linear, Product
 product = Product(Linear(torch.ones(64, 64)), 1)
-product.matrix.outputs = 65
+product.product.matrix.outputs = 65
 product(torch.ones(1, 64))
 """
 
