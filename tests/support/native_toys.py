@@ -10,15 +10,7 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.decoding.sampling import guide
-from fastcar_cli.kernels.native import (
-    BlockWeights,
-    CodeDraw,
-    DecoderPass,
-    DepthBlockWeights,
-    DepthWeights,
-    Linear,
-    NormWeights,
-)
+from fastcar_cli.kernels.native import BlockWeights, CodeDraw, DecoderPass, DepthBlockWeights, DepthWeights, Linear
 
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 FORMATS = (*FLOATS, "int8", "int4")
@@ -281,25 +273,25 @@ class ToyDepth:
         def made(outputs: int, inputs: int, seed: int) -> Linear:
             return random_linear(self.kind, outputs, inputs, seed, bias=True)
 
-        def normed(seed: int) -> NormWeights:
-            return NormWeights(random(width, seed=seed), random(width, seed=seed + 1))
+        def normed(seed: int) -> tuple[Tensor, Tensor]:
+            return random(width, seed=seed), random(width, seed=seed + 1)
 
         width = self.width
         self.blocks = [
             DepthBlockWeights(
-                normed(s),
+                *normed(s),
                 made(width, width, s + 2),
                 made(width, width, s + 3),
                 made(width, width, s + 4),
                 made(width, width, s + 5),
-                normed(s + 6),
+                *normed(s + 6),
                 made(4 * width, width, s + 7),
                 made(width, 4 * width, s + 8),
             )
             for s in (100, 200)
         ]
         self.first, self.later = made(width, self.hidden, 1), made(width, self.code_width, 2)
-        self.depth_embeddings, self.norm = random(self.depth, width, seed=3), normed(4)
+        self.depth_embeddings, (self.norm, self.norm_bias) = random(self.depth, width, seed=3), normed(4)
         self.classifier = made(self.known, width, 5)
         self.codebooks = [random(self.known, self.code_width, seed=30 + d) for d in range(self.depth)]
         self.uniforms = torch.rand(self.videos, self.tokens, self.depth, generator=torch.Generator().manual_seed(9))
@@ -307,7 +299,7 @@ class ToyDepth:
         self.rows = self.videos * (1 if self.guidance == 1 else 2)
 
     def native(self, **more: Any) -> CodeDraw:
-        parts = ("blocks", "first", "later", "depth_embeddings", "norm", "heads")
+        parts = ("blocks", "first", "later", "depth_embeddings", "norm", "norm_bias", "heads")
         transformer = DepthWeights(**{name: getattr(self, name) for name in parts})
         names = ("classifier", "codebooks", "uniforms", "codes", "guidance")
         return CodeDraw(transformer, **{name: getattr(self, name) for name in names} | more)
@@ -315,23 +307,23 @@ class ToyDepth:
     def logits(self, hidden: Tensor, codes: Tensor) -> Tensor:
         """Guided logits float64 [depth, videos, known] of codes [videos, depth]."""
 
-        def layer_norm(x: Tensor, norm: NormWeights) -> Tensor:
-            return torch.nn.functional.layer_norm(x, (self.width,), norm.weight.double(), norm.bias.double())
+        def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            return torch.nn.functional.layer_norm(x, (self.width,), weight.double(), bias.double())
 
         cached: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.blocks]
         found, x = [], hidden.double()
         for d in range(self.depth):
             h = mapped(self.later if d else self.first, x) + self.depth_embeddings[d].double()
             for block, kv in zip(self.blocks, cached, strict=True):
-                a = layer_norm(h, block.norm1)
+                a = layer_norm(h, block.norm1, block.norm1_bias)
                 q, k, v = (mapped(m, a).view(self.rows, self.heads, 1, -1) for m in (block.q, block.k, block.v))
                 kv.append((k, v))
                 keys, values = (torch.cat([pair[n] for pair in kv], 2) for n in range(2))
                 p = (q @ keys.mT / math.sqrt(self.width // self.heads)).softmax(-1)
                 h = h + mapped(block.o, (p @ values).reshape(self.rows, self.width))
-                b = torch.nn.functional.gelu(mapped(block.up, layer_norm(h, block.norm2)))
+                b = torch.nn.functional.gelu(mapped(block.up, layer_norm(h, block.norm2, block.norm2_bias)))
                 h = h + mapped(block.down, b)
-            found.append(guide(mapped(self.classifier, layer_norm(h, self.norm)), self.guidance))
+            found.append(guide(mapped(self.classifier, layer_norm(h, self.norm, self.norm_bias)), self.guidance))
             x = self.latent(codes[:, : d + 1])
         return torch.stack(found)
 

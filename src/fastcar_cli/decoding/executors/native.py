@@ -52,33 +52,28 @@ def block_weights(block: Block, cross_kv: KV | None = None) -> native.BlockWeigh
     parts: dict[str, Any] = {part: norm.weight.float() for part, norm in norms.items()}
     parts |= {part: _linear(linear) for part, linear in linears.items()}
     if block.cross_attn is not None and cross_kv is not None:
-        norm, cross = block.cross_attn.q_norm, block.cross_attn
-        parts["cross"] = native.CrossWeights(
-            block.cross_layernorm.weight.float(),
-            _linear(cross.q_proj),
-            _linear(cross.o_proj),
-            None if norm is None else norm.weight.float(),
-            *(part.contiguous() for part in cross_kv),
-        )
+        cross = block.cross_attn
+        parts |= {"cross_norm": block.cross_layernorm.weight.float()}
+        parts |= {"cross_q": _linear(cross.q_proj), "cross_o": _linear(cross.o_proj)}
+        parts["cross_q_norm"] = None if cross.q_norm is None else cross.q_norm.weight.float()
+        parts["memory_keys"], parts["memory_values"] = (part.contiguous() for part in cross_kv)
     return native.BlockWeights(**parts)
 
 
-def _norm(module: nn.LayerNorm) -> native.NormWeights:
-    return native.NormWeights(module.weight.float(), module.bias.float())
+def _norms(**modules: nn.LayerNorm) -> dict[str, Any]:
+    """Weights and biases in float32, as fields of the kernels' structs."""
+    weights = {name: module.weight.float() for name, module in modules.items()}
+    return weights | {f"{name}_bias": module.bias.float() for name, module in modules.items()}
 
 
 def _depth_block(block: DepthBlock) -> native.DepthBlockWeights:
-    attention, up, down = block.attn, block.mlp[0], block.mlp[2]
-    layers = {
-        "q": attention.query,
-        "k": attention.key,
-        "v": attention.value,
-        "o": attention.proj,
-        "up": up,
-        "down": down,
+    attention = block.attn
+    linears = (attention.query, attention.key, attention.value, attention.proj, block.mlp[0], block.mlp[2])
+    parts: dict[str, Any] = {
+        part: _linear(cast(nn.Linear, linear))
+        for part, linear in zip(("q", "k", "v", "o", "up", "down"), linears, strict=True)
     }
-    parts: dict[str, Any] = {part: _linear(cast(nn.Linear, linear)) for part, linear in layers.items()}
-    return native.DepthBlockWeights(norm1=_norm(block.ln1), norm2=_norm(block.ln2), **parts)
+    return native.DepthBlockWeights(**parts, **_norms(norm1=block.ln1, norm2=block.ln2))
 
 
 def _transformer(depth: DepthTransformer) -> native.DepthWeights:
@@ -87,8 +82,8 @@ def _transformer(depth: DepthTransformer) -> native.DepthWeights:
         first=_linear(depth.in_mlp_2),
         later=_linear(depth.in_mlp_1),
         depth_embeddings=depth.pos_emb_d[0].float().contiguous(),
-        norm=_norm(depth.classifier_mlp.layer_norm),
         heads=depth.spec.heads,
+        **_norms(norm=depth.classifier_mlp.layer_norm),
     )
 
 

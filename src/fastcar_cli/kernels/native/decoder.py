@@ -18,30 +18,18 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.kernels.native.library import kernels, scratch
-from fastcar_cli.kernels.native.structs import BY_DTYPE, MOST_ROWS, STRUCTS, Linear, expect, matrix, same_format
+from fastcar_cli.kernels.native.structs import BY_DTYPE, MOST_ROWS, STRUCTS, Linear, expect, fill, same_format
 
 _FLOATS = (torch.float32, torch.bfloat16)
-
-
-@dataclass(frozen=True)
-class CrossWeights:
-    """Cross attention of a block: its norm float32 [width], maps of queries and outputs, and what it reads.
-
-    keys, values: [rows, kv_heads, words, head width], normed, in the dtype of the KV cache. q_norm: see `BlockWeights`.
-    """
-
-    norm: Tensor
-    q: Linear
-    o: Linear
-    q_norm: Tensor | None
-    keys: Tensor
-    values: Tensor
 
 
 @dataclass(frozen=True)
 class BlockWeights:
     """A decoder block: norms float32 [width], the seven maps of attention and MLP; norms of a query's and a key's heads
     float32 [head width], or None.
+
+    With cross attention its norm, its maps of queries and outputs, the norm of a query's heads, and what it reads:
+    memory_keys, memory_values [rows, kv_heads, words, head width], normed, in the dtype of the KV cache.
     """
 
     norm1: Tensor
@@ -55,68 +43,51 @@ class BlockWeights:
     down: Linear
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
-    cross: CrossWeights | None = None
+    cross_norm: Tensor | None = None
+    cross_q: Linear | None = None
+    cross_o: Linear | None = None
+    cross_q_norm: Tensor | None = None
+    memory_keys: Tensor | None = None
+    memory_values: Tensor | None = None
 
 
-def _block_struct(block: BlockWeights, layer: int, width: int) -> Any:
-    name = f"layer {layer}: "
-    inner, mlp = block.q.outputs, block.up.outputs
-    sizes = {
-        "q": (inner, width),
-        "k": (None, width),
-        "v": (block.k.outputs, width),
-        "o": (width, inner),
-        "gate": (mlp, width),
-        "up": (mlp, width),
+def _decoder(blocks: Sequence[BlockWeights], heads: int, kv_heads: int, rows: int, dtype: torch.dtype) -> Any:
+    """A `Decoder` with the fields that follow from the weights; dtype: of the KV cache."""
+    first = blocks[0]
+    width, inner, cached, mlp = first.norm1.numel(), first.q.outputs, first.k.outputs, first.up.outputs
+    if heads < 1 or kv_heads < 1 or heads % kv_heads or inner % heads or inner // heads * kv_heads != cached:
+        raise ValueError(f"{heads} heads and {kv_heads} kv heads don't divide q and k of {inner} and {cached}")
+    d = inner // heads
+    if d % 2:
+        raise ValueError(f"heads are {d} wide, expected an even number")
+    words = 0 if first.memory_keys is None else first.memory_keys.shape[2]
+    shapes: dict[str, tuple[int, ...]] = {
+        **dict.fromkeys(("norm1", "norm2", "cross_norm"), (width,)),
+        **dict.fromkeys(("q_norm", "k_norm", "cross_q_norm"), (d,)),
+        **dict.fromkeys(("q", "cross_q"), (inner, width)),
+        **dict.fromkeys(("k", "v"), (cached, width)),
+        **dict.fromkeys(("o", "cross_o"), (width, inner)),
+        **dict.fromkeys(("gate", "up"), (mlp, width)),
         "down": (width, mlp),
     }
-    struct = STRUCTS.Block()
-    for part, size in sizes.items():
-        setattr(struct, part, matrix(name + part, getattr(block, part), *size))
-    same_format(f"{name}q, k, v", block.q, block.k, block.v)
-    same_format(f"{name}gate, up", block.gate, block.up)
-    for part in ("norm1", "norm2"):
-        setattr(struct, part, expect(name + part, getattr(block, part), (width,), torch.float32))
-    return struct
-
-
-def _cross(decoder: Any, layer: int, cross: CrossWeights, sizes: tuple[int, int, int], dtype: torch.dtype) -> int:
-    """Fill in the cross attention of a layer; `sizes` are rows, kv heads and head width. Returns the words it reads."""
-    name, struct, (rows, kv_heads, d) = f"layer {layer}: cross ", decoder.blocks[layer], sizes
-    inner, words = struct.q.outputs, cross.keys.shape[2]
-    struct.cross_q = matrix(name + "q", cross.q, inner, decoder.width)
-    struct.cross_o = matrix(name + "o", cross.o, decoder.width, inner)
-    struct.cross_norm = expect(name + "norm", cross.norm, (decoder.width,), torch.float32)
-    if cross.q_norm is not None:
-        struct.cross_q_norm = expect(name + "q_norm", cross.q_norm, (d,), torch.float32)
-    struct.memory_keys = expect(name + "keys", cross.keys, (rows, kv_heads, words, d), dtype)
-    struct.memory_values = expect(name + "values", cross.values, (rows, kv_heads, words, d), dtype)
-    return words
-
-
-def _decoder(blocks: Sequence[BlockWeights], eps: float, threads: int) -> Any:
-    """A `Decoder` with the fields that follow from the weights; the others are 0."""
-    if not blocks or threads < 1:
-        raise ValueError(f"{len(blocks)} blocks and {threads} threads, expected at least one of each")
-    width = blocks[0].norm1.numel()
-    layers = (STRUCTS.Block * len(blocks))(*(_block_struct(block, i, width) for i, block in enumerate(blocks)))
-    for part in ("q", "k", "up"):
-        if any(getattr(layer, part).outputs != getattr(layers[0], part).outputs for layer in layers):
-            raise ValueError(f"{part}.weight has other shapes in other layers")
-    return STRUCTS.Decoder(layers=len(blocks), width=width, threads=threads, eps=eps, blocks=layers)
+    memory = dict.fromkeys(("memory_keys", "memory_values"), (rows, kv_heads, words, d))
+    structs = (STRUCTS.Block * len(blocks))()
+    for i, (block, struct) in enumerate(zip(blocks, structs, strict=True)):
+        name = f"layer {i}: "
+        fill(struct, name, block, shapes)
+        fill(struct, name, block, memory, dtype)
+        same_format(f"{name}q, k, v", block.q, block.k, block.v)
+        same_format(f"{name}gate, up", block.gate, block.up)
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_width": d, "words": words, "rows": rows, "width": width}
+    return STRUCTS.Decoder(layers=len(blocks), blocks=structs, **sizes)
 
 
 def _caches(
-    decoder: Any,
-    keys: Tensor,
-    values: Tensor,
-    aligned: Tensor,
-    outputs: Tensor | None,
-    older: Mapping[str, Tensor],
-    sizes: tuple[int, int, int],
-) -> int:
-    """Fill in the caches of all layers; `sizes` are rows, kv heads and head width. Returns how many slots they have."""
-    (rows, _, d), of_heads = sizes, (decoder.layers, *sizes[:2])
+    decoder: Any, keys: Tensor, values: Tensor, aligned: Tensor, outputs: Tensor | None, older: Mapping[str, Tensor]
+) -> None:
+    """Fill in the caches of all layers."""
+    rows, d = decoder.rows, decoder.head_width
+    of_heads = (decoder.layers, rows, decoder.kv_heads)
     slots, older_slots = keys.shape[3], older["older_keys"].shape[3] if older else 0
     decoder.positions = 0 if outputs is None else outputs.shape[2]
     caches: list[tuple[str, Tensor | None, tuple[int, ...], tuple[torch.dtype, ...]]] = [
@@ -136,7 +107,6 @@ def _caches(
     decoder.slots, decoder.aligned_slots, decoder.older_slots = slots, aligned.shape[3], older_slots
     decoder.cache_format = BY_DTYPE[keys.dtype].number
     decoder.output_format = 0 if outputs is None else BY_DTYPE[outputs.dtype].number
-    return slots + older_slots
 
 
 class DecoderPass:
@@ -183,36 +153,23 @@ class DecoderPass:
         pairs: bool = False,
         threads: int = 1,
     ) -> None:
-        decoder = _decoder(blocks, eps, threads)
-        inner, cached = decoder.blocks[0].q.outputs, decoder.blocks[0].k.outputs
-        if heads < 1 or kv_heads < 1 or heads % kv_heads or inner % heads or inner // heads * kv_heads != cached:
-            raise ValueError(f"{heads} heads and {kv_heads} kv heads don't divide q and k of {inner} and {cached}")
-        d, rows, tokens = inner // heads, len(start), len(table)
-        for i, block in enumerate(blocks):
-            for part in ("q_norm", "k_norm"):
-                if (weight := getattr(block, part)) is not None:
-                    setattr(decoder.blocks[i], part, expect(f"layer {i}: {part}", weight, (d,), torch.float32))
-            if block.cross is not None:
-                decoder.words = _cross(decoder, i, block.cross, (rows, kv_heads, d), keys.dtype)
-        if d % 2:
-            raise ValueError(f"heads are {d} wide, expected an even number")
+        if not blocks or threads < 1:
+            raise ValueError(f"{len(blocks)} blocks and {threads} threads, expected at least one of each")
+        rows, tokens = len(start), len(table)
+        decoder = _decoder(blocks, heads, kv_heads, rows, keys.dtype)
         if most < 1 or not 1 <= rows * most <= MOST_ROWS or (pairs and rows % 2):
             raise ValueError(f"{rows} rows of {most} tokens: expected 1 to {MOST_ROWS} in all, an even number in pairs")
-        self._slots = _caches(decoder, keys, values, aligned, outputs, older or {}, (rows, kv_heads, d))
+        _caches(decoder, keys, values, aligned, outputs, older or {})
         slots, aligned_slots, older_slots = decoder.slots, decoder.aligned_slots, decoder.older_slots
-        angles = (tokens, cos.shape[1], d)
+        angles = (tokens, cos.shape[1], decoder.head_width)
         if angles[1] not in (1, rows):
             raise ValueError(f"cos has {angles[1]} rows, expected 1 or {rows}")
-        for field, value in {
-            **{"rows": rows, "most": most, "heads": heads, "kv_heads": kv_heads, "head_width": d},
-            **{"pairs": pairs, "released": released, "angle_rows": angles[1]},
-            "norm": None if norm is None else expect("norm", norm, (decoder.width,), torch.float32),
-            "start": expect("start", start, (rows,), torch.int64),
-            "table": expect("table", table, (tokens, 6), torch.int64),
-            "cos": expect("cos", cos, angles, torch.float32),
-            "sin": expect("sin", sin, angles, torch.float32),
-        }.items():
-            setattr(decoder, field, value)
+        decoder.most, decoder.threads, decoder.eps, decoder.angle_rows = most, threads, eps, angles[1]
+        decoder.pairs, decoder.released = pairs, released
+        decoder.norm = None if norm is None else expect("norm", norm, (decoder.width,), torch.float32)
+        decoder.start = expect("start", start, (rows,), torch.int64)
+        decoder.table = expect("table", table, (tokens, 6), torch.int64)
+        decoder.cos, decoder.sin = (expect(name, x, angles, torch.float32) for name, x in (("cos", cos), ("sin", sin)))
         least = torch.tensor([0, int(start.max()) + 1, 0, 0, 0, -1])
         end = torch.tensor([slots - 1, slots, aligned_slots - 1, aligned_slots - 1, older_slots, older_slots - 1])
         outside = ((table < least) | (table > end)).any(1).nonzero()
@@ -232,7 +189,7 @@ class DecoderPass:
         # A small pass takes less than a millisecond, so the call itself must do little.
         self._run = partial(kernels().decode, ctypes.byref(decoder), ctypes.byref(self._step))
         self._rows, self._width, self._layers, self._most, self._end = rows, decoder.width, len(blocks), most, tokens
-        self._replays = outputs is not None
+        self._slots, self._replays = slots + older_slots, outputs is not None
         # What an address points to must live as long as this object.
         self._held = (decoder, memory, blocks, norm, keys, values, aligned, outputs, older, start, table, cos, sin)
 

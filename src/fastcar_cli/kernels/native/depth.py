@@ -16,27 +16,21 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.kernels.native.library import kernels, scratch
-from fastcar_cli.kernels.native.structs import STRUCTS, Linear, expect, matrix, same_format
-
-
-@dataclass(frozen=True)
-class NormWeights:
-    """Weight and bias of a LayerNorm, float32 [width]."""
-
-    weight: Tensor
-    bias: Tensor
+from fastcar_cli.kernels.native.structs import STRUCTS, Linear, expect, fill, matrix, same_format
 
 
 @dataclass(frozen=True)
 class DepthBlockWeights:
-    """A block: q, k, v and o are [width, width], up [any, width], down [width, any]."""
+    """A block: q, k, v and o are [width, width], up [any, width], down [width, any], norms float32 [width]."""
 
-    norm1: NormWeights
+    norm1: Tensor
+    norm1_bias: Tensor
     q: Linear
     k: Linear
     v: Linear
     o: Linear
-    norm2: NormWeights
+    norm2: Tensor
+    norm2_bias: Tensor
     up: Linear
     down: Linear
 
@@ -46,46 +40,41 @@ class DepthWeights:
     """A depth transformer.
 
     first: maps the hidden state to the input of depth 0. later: maps summed code vectors to the input of later depths.
-    depth_embeddings: float32 [depth, width], added to the inputs. norm: the last one.
+    depth_embeddings: float32 [depth, width], added to the inputs. norm, norm_bias: of the last norm.
     """
 
     blocks: Sequence[DepthBlockWeights]
     first: Linear
     later: Linear
     depth_embeddings: Tensor
-    norm: NormWeights
+    norm: Tensor
+    norm_bias: Tensor
     heads: int
 
 
-def _transformer(weights: DepthWeights, depth: int) -> dict[str, Any]:
-    """The fields of `Depth` that describe the transformer, after checks."""
-    blocks, depth_embeddings, norm = weights.blocks, weights.depth_embeddings, weights.norm
-    if depth_embeddings.dim() != 2 or weights.heads < 1 or depth_embeddings.shape[1] % weights.heads:
-        raise ValueError(
-            f"depth_embeddings is {list(depth_embeddings.shape)}, "
-            f"expected [depth, width], width a multiple of {weights.heads}"
-        )
+def _transformer(weights: DepthWeights, depth: int) -> Any:
+    """A `Depth` with the fields that describe the transformer, after checks."""
+    blocks, shape = weights.blocks, list(weights.depth_embeddings.shape)
+    if len(shape) != 2 or weights.heads < 1 or shape[1] % weights.heads:
+        raise ValueError(f"depth_embeddings is {shape}, expected [depth, width], width a multiple of {weights.heads}")
     if not blocks:
         raise ValueError("0 blocks: expected some")
-    width, mlp_width = depth_embeddings.shape[1], blocks[0].up.outputs
-    sizes = {**dict.fromkeys("qkvo", (width, width)), "up": (mlp_width, width), "down": (width, mlp_width)}
+    width, mlp_width = shape[1], blocks[0].up.outputs
+    norms = dict.fromkeys(("norm1", "norm1_bias", "norm2", "norm2_bias"), (width,))
+    shapes = {**norms, **dict.fromkeys("qkvo", (width, width)), "up": (mlp_width, width), "down": (width, mlp_width)}
     structs = (STRUCTS.DepthBlock * len(blocks))()
     for i, (block, struct) in enumerate(zip(blocks, structs, strict=True)):
-        for part, size in sizes.items():
-            setattr(struct, part, matrix(f"block {i}: {part}", getattr(block, part), *size))
+        fill(struct, f"block {i}: ", block, shapes)
         same_format(f"block {i}: q, k, v", block.q, block.k, block.v)
-        for part in ("norm1", "norm2"):
-            layer_norm: NormWeights = getattr(block, part)
-            setattr(struct, part, expect(f"block {i}: {part}.weight", layer_norm.weight, (width,), torch.float32))
-            setattr(struct, f"{part}_bias", expect(f"block {i}: {part}.bias", layer_norm.bias, (width,), torch.float32))
-    return {
-        **{"blocks_count": len(blocks), "width": width, "heads": weights.heads, "blocks": structs},
-        "first": matrix("first", weights.first, width),
-        "later": matrix("later", weights.later, width),
-        "depth_embeddings": expect("depth_embeddings", depth_embeddings, (depth, width), torch.float32),
-        "norm": expect("norm.weight", norm.weight, (width,), torch.float32),
-        "norm_bias": expect("norm.bias", norm.bias, (width,), torch.float32),
-    }
+    whole = STRUCTS.Depth(blocks_count=len(blocks), width=width, heads=weights.heads, blocks=structs)
+    norms = dict.fromkeys(("norm", "norm_bias"), (width,))
+    fill(
+        whole,
+        "",
+        weights,
+        {**norms, "first": (width, None), "later": (width, None), "depth_embeddings": (depth, width)},
+    )
+    return whole
 
 
 class CodeDraw:
@@ -123,38 +112,31 @@ class CodeDraw:
         if transformer is None:
             width = classifier.inputs
             first, later = STRUCTS.Matrix(inputs=width), STRUCTS.Matrix(inputs=codebooks[0].shape[1])
-            parts: dict[str, Any] = {"width": width, "heads": 1, "first": first, "later": later}
+            whole = STRUCTS.Depth(width=width, heads=1, first=first, later=later)
         else:
-            parts = _transformer(transformer, depth)
-        shape = (classifier.outputs, parts["later"].inputs)
+            whole = _transformer(transformer, depth)
+        shape = (classifier.outputs, whole.later.inputs)
         vectors = [expect(f"codebook {d}", codebook, shape, torch.float32) for d, codebook in enumerate(codebooks)]
-        width, heads = parts["width"], parts["heads"]
-        self._cache = torch.zeros(2, parts.get("blocks_count", 0), rows, heads, depth, width // heads)
-        self._depth = STRUCTS.Depth(
-            **parts,
-            **{"rows": rows, "depth": depth, "threads": threads, "codebooks": (ctypes.c_void_p * depth)(*vectors)},
-            classifier=matrix("classifier", classifier, None, width),
-            keys=self._cache[0].data_ptr(),
-            values=self._cache[1].data_ptr(),
-        )
+        self._cache = torch.zeros(2, whole.blocks_count, rows, whole.heads, depth, whole.width // whole.heads)
+        whole.keys, whole.values = (part.data_ptr() for part in self._cache)
+        whole.rows, whole.depth, whole.threads = rows, depth, threads
+        whole.codebooks = (ctypes.c_void_p * depth)(*vectors)
+        whole.classifier = matrix("classifier", classifier, None, whole.width)
         self._shape, self._most, self._pair = (videos, tokens, depth), most, 1 if guidance == 1 else 2
-        self._inputs, self._logits, self._latent = parts["first"].inputs, classifier.outputs, parts["later"].inputs
+        self._inputs, self._logits, self._latent = whole.first.inputs, classifier.outputs, whole.later.inputs
         self._first: Any = (ctypes.c_int64 * videos)()
         self._top_p: Any = (ctypes.c_double * (videos * most))()
         self._draw = STRUCTS.Draw(
-            **{
-                "videos": videos,
-                "tokens": tokens,
-                "first": ctypes.addressof(self._first),
-                "top_p": ctypes.addressof(self._top_p),
-            },
+            **{"videos": videos, "tokens": tokens},
+            first=ctypes.addressof(self._first),
+            top_p=ctypes.addressof(self._top_p),
             sampling=STRUCTS.Sampling(guidance=guidance, temperature=temperature, top_k=top_k, strict=strict),
             uniforms=expect("uniforms", uniforms, self._shape, torch.float32),
             codes=expect("codes", codes, self._shape, torch.int64),
         )
-        memory = scratch(kernels().depth_bytes(self._depth))
-        self._depth.scratch = memory.data_ptr()
-        self._run = partial(kernels().draw, ctypes.byref(self._depth), ctypes.byref(self._draw))
+        memory = scratch(kernels().depth_bytes(whole))
+        whole.scratch = memory.data_ptr()
+        self._run = partial(kernels().draw, ctypes.byref(whole), ctypes.byref(self._draw))
         # What an address points to must live as long as this object.
         self._held = (memory, transformer, classifier, codebooks, uniforms, codes)
 

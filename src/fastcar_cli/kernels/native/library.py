@@ -1,7 +1,6 @@
-"""The native library: whether it is there and built from these sources, and its best kernels for this processor.
+"""The native library, its best kernels for this processor, and products with a single matrix.
 
-It is built with the package (build.py). In a checkout, which holds the sources too, they must be the ones that the
-library was built from.
+The library is built with the package (build.py). In a checkout it must be built from the sources there.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.kernels.native.build import FOLDER, NAME, SOURCES, WHY_NOT, source_hash
-from fastcar_cli.kernels.native.structs import STRUCTS
+from fastcar_cli.kernels.native.structs import STRUCTS, Linear, expect, matrix
 
 
 @cache
@@ -48,10 +47,7 @@ def unavailable() -> str | None:
 
 @cache
 def instruction_sets() -> Sequence[str]:
-    """Instruction sets that the kernels have and this processor runs, best first; empty where they are unavailable.
-
-    Kept, since a virtual machine takes 100 us to say what its processor has.
-    """
+    """Instruction sets that the kernels have and this processor runs, best first; empty where they are unavailable."""
     library = open_library()
     names: list[str] = []
     while not isinstance(library, str) and (name := library.fastcar_instruction_set(len(names))):
@@ -91,11 +87,35 @@ def _kernels_of(library: ctypes.CDLL, name: str) -> Any:
 
 
 def scratch(size: int) -> Tensor:
-    """Zeroed memory of this many bytes, aligned to a cache line.
-
-    Of NumPy, since torch writes all of it: 0.2 ms before the first token of a small model, for inputs that a pass of a
-    window may never have.
-    """
+    """Zeroed memory of this many bytes, aligned to a cache line; of NumPy, since torch writes all of it."""
     memory = torch.from_numpy(np.zeros(size + 64, np.uint8))
     first = -memory.data_ptr() % 64
     return memory[first : first + size]
+
+
+class Product:
+    """A linear map for a fixed number of rows; its weights are used in place."""
+
+    def __init__(self, linear: Linear, rows: int, threads: int = 1) -> None:
+        if rows < 1 or threads < 1:
+            raise ValueError(f"{rows} rows and {threads} threads, expected at least one of each")
+        self._kernels, self._linear = kernels(), linear
+        self.product = STRUCTS.Product(matrix=matrix("linear", linear), rows=rows, threads=threads)
+        self._shape = rows, linear.outputs, linear.inputs
+        self._scratch = scratch(self._kernels.product_bytes(self.product))
+        self.product.scratch = self._scratch.data_ptr()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Float32 [..., in] to float32 [..., out], of `rows` inputs in all."""
+        p, (rows, outputs, inputs), shape = self.product, self._shape, x.shape[:-1]
+        if shape.numel() != rows:
+            raise ValueError(f"x has {shape.numel()} rows, expected {rows}")
+        y = torch.empty(*shape, outputs)
+        p.x, p.y = expect("x", x, (*shape, inputs), torch.float32), y.data_ptr()
+        self._kernels.product(ctypes.byref(p))
+        return y
+
+
+def linear(x: Tensor, weight: Linear, threads: int = 1) -> Tensor:
+    """Float32 [rows, in] to float32 [rows, out]; `Product` does the same repeatedly."""
+    return Product(weight, len(x), threads)(x)

@@ -49,7 +49,7 @@ class Linear:
         return self.weight.shape[1] * 8 * self.weight.itemsize // self.format.bits
 
 
-def expect(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> int:
+def expect(name: str, tensor: Tensor, shape: tuple[int | None, ...], *dtypes: torch.dtype) -> int:
     """The address of a contiguous CPU tensor of this shape and one of these dtypes. Raises ValueError with its name."""
     if tensor.shape != shape or tensor.dtype not in dtypes:
         allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
@@ -120,6 +120,22 @@ def matrix(name: str, linear: Linear, outputs: int | None = None, inputs: int | 
     if linear.bias is not None:
         bias = expect(f"{name}.bias", linear.bias, (outputs,), torch.float32)
     return STRUCTS.Matrix(address, scale, bias, outputs, inputs, form.number)
+
+
+def fill(
+    struct: Any,
+    name: str,
+    weights: Any,
+    shapes: Mapping[str, tuple[int | None, ...]],
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Fill fields of a struct with the attributes of `weights` of the same names, after checks; None stays null."""
+    for part, shape in shapes.items():
+        value: Any = getattr(weights, part)
+        if isinstance(value, Linear):
+            setattr(struct, part, matrix(name + part, value, *shape))
+        elif value is not None:
+            setattr(struct, part, expect(name + part, value, shape, dtype))
 
 
 def same_format(name: str, *linears: Linear) -> None:

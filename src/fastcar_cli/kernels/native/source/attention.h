@@ -232,7 +232,7 @@ inline void begin_attention(const Queries& queries, int64_t d) {
     });
 }
 
-// Appends nothing: what `attend` calls where no input has its key and value still to be written.
+// What `attend` is given where all keys and values are written.
 struct NothingDue {
     static bool due(int64_t, int64_t) { return false; }
     static void write(int64_t) {}
@@ -241,9 +241,9 @@ struct NothingDue {
 // Adds the keys and values of `cache` to the softmax of every query, as far as its input sees them. Slots are processed
 // a tile at a time, which all queries read from the L1 cache, and the sums so far are scaled down whenever a higher
 // score is met (online softmax: Milakov and Gimelshein, 2018, arXiv:1805.02867). While the keys of a tile are read its
-// values are prefetched, while the values are read the keys of the next tile.
-// Where appends.due(i, s) for the tile from slot s on, appends.write(i) writes
-// the key and value of input i, after the queries of the inputs before it and before its own.
+// values are prefetched, while the values are read the keys of the next tile. Where appends.due(i, s) for the tile from
+// slot s on, appends.write(i) writes the key and value of input i, after the queries of the inputs before it and before
+// its own.
 template <class Format, class Appends = NothingDue>
 void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, int64_t d, Appends appends = {}) {
     int64_t row = d * Format::size, slots = 0;
@@ -329,10 +329,11 @@ void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, in
     }
 }
 
-inline void end_attention(const Queries& queries, int64_t d) {
-    queries.for_each([&](int64_t, int64_t n) {
-        float weight_sum = lane_sum(load(queries.state_of(n)));
-        for (int64_t k = 0; k < d; k++) queries.output[n][k] /= weight_sum;
+// Writes what queries attended to, those of input i side by side in row i of `to`.
+inline void end_attention(const Queries& queries, int64_t d, Rows to) {
+    queries.for_each([&](int64_t i, int64_t n) {
+        float weight_sum = lane_sum(load(queries.state_of(n))), *out = to[i] + (n - i * queries.heads) * d;
+        for (int64_t k = 0; k < d; k++) out[k] = queries.output[n][k] / weight_sum;
     });
 }
 

@@ -1,6 +1,5 @@
-// Attention to keys and values in int8, by products of integers: queries and softmax weights are coded in 16 bits, and
-// their products with a tile are summed in int32. These sums are exact in any order, so that they do not depend on how
-// many queries share the pass.
+// Attention to keys and values in int8: queries and softmax weights are coded in 16 bits, and their products with a
+// tile are summed in int32, exactly, so that sums do not depend on how many queries share the pass.
 #pragma once
 #include "attention.h"
 
@@ -91,8 +90,7 @@ inline void widen_values(const char* rows, int64_t d, int32_t* tile) {
 
 // Calls finish(q, c, sums) for rows q of x and vectors of columns from c on of the tile: with the sums over j < `pairs`
 // of the products of x[q][j] and tile[j][c], both pairs of int16. Meanwhile `bytes` bytes from `next` on are
-// prefetched: fetched while a tile is widened, which takes less time than they do, they kept four queries waiting (a
-// Zen 5 core read 22 GB/s in place of 25).
+// prefetched.
 template <class F>
 INLINE void multiply_tile(const int32_t* tile, int64_t columns, int64_t pairs, const int32_t* x, int64_t x_step,
                           int64_t rows, const char* next, int64_t bytes, F finish) {

@@ -40,172 +40,158 @@ inline void rotate(const float* x, const float* cos, const float* sin, int64_t d
     }
 }
 
-template <class Format>
-inline void write_row(const float* x, int64_t n, void* rows, int64_t row) {
-    char* at = static_cast<char*>(rows) + row * n * Format::size;
-    for (int64_t k = 0; k < n; k++) Format::write(at + k * Format::size, x[k]);
+// Queries of `inputs` inputs from `input` on, of the heads that share KV head g.
+inline Queries queries_of(const Decoder& d, const Workspace& w, int64_t input, int64_t g, int64_t inputs) {
+    int64_t groups = d.heads / d.kv_heads, item = input * d.heads + g * groups;
+    float* state = w.softmax_state + 2 * LANES * item;
+    return {{w.query[item], w.query.step}, {w.output[item], w.output.step}, state, groups, inputs, d.heads};
 }
 
-// Row `from` of floats less their mean, to row `to` in int8. NaN and infinity show in the scale.
+// What the heads of row r that share KV head g do in a pass.
 template <class Format>
-inline void write_int8(const void* rows, int64_t from, const float* mean, int64_t n, float* x, void* older,
-                       float* scales, int64_t to) {
-    const char* at = static_cast<const char*>(rows) + from * n * Format::size;
-    float most = 0;
-    for (int64_t k = 0; k < n; k++) {
-        x[k] = Format::read(at + k * Format::size) - mean[k];
-        float size = __builtin_fabsf(x[k]);
-        // True of a NaN too, which then stays.
-        if (!(size <= most) && most == most) most = size;
-    }
-    float scale = scales[to] = most / 127;
-    float factor = scale > 1e-30f && most < __builtin_inff() ? 1 / scale : 0;
-    auto out = static_cast<int8_t*>(older) + to * n;
-    for (int64_t k = 0; k < n; k++) out[k] = int8_t(int(__builtin_rintf(factor ? x[k] * factor : 0)));
-}
-
-inline const At& place_of(const Decoder& d, int64_t token) { return reinterpret_cast<const At*>(d.table)[token]; }
-
-// Writes the rotated key and the value of input i of row r, of KV head g, to the caches.
-template <class Format>
-inline void write_input(const Decoder& d, const Block& b, const Step& step, const Workspace& w, int64_t r, int64_t g,
-                        int64_t i) {
-    int64_t input = r * step.count + i, head = r * d.kv_heads + g, n = d.head_width;
-    const At& to = place_of(d, step.tokens[r] + i);
-    write_row<Format>(w.k[input] + g * n, n, b.keys, head * d.slots + to.slot);
-    write_row<Format>(w.k[input] + g * n, n, b.aligned, head * d.aligned_slots + to.aligned_to);
-    write_row<Format>(w.v[input] + g * n, n, b.values, head * d.slots + to.slot);
-}
-
-// For the heads of row r that share KV head g, and input i of the row: rotates their queries and the new key, moves
-// what lies in its slot to the older ones and, where `scored`, computes the heads' share of TAS.
-template <class Format>
-void prepare_input(const Decoder& d, const Block& b, const Step& step, const Workspace& w, int64_t r, int64_t g,
-                   int64_t i, bool scored) {
-    int64_t input = r * step.count + i, token = step.tokens[r] + i;
-    const At& to = place_of(d, token);
-    int64_t n = d.head_width, groups = d.heads / d.kv_heads, first = g * groups, item = input * d.heads + first;
-    int64_t head = r * d.kv_heads + g, bytes = n * Format::size, at = head * d.slots + to.slot;
-    int64_t angle = (token * d.angle_rows + (d.angle_rows == 1 ? 0 : r)) * n;
-    const float *cos = d.cos + angle, *sin = d.sin + angle;
-    float* key = w.query[item];
-    if (to.moved_to >= 0) {
-        int64_t moved_to = head * d.older_slots + to.moved_to;
-        write_int8<Format>(b.keys, at, b.key_means + head * n, n, key, b.older_keys, b.older_key_scales, moved_to);
-        write_int8<Format>(b.values, at, b.value_means + head * n, n, key, b.older_values, b.older_value_scales,
-                           moved_to);
-    }
-    if (b.k_norm) rms_norm(w.k[input] + g * n, b.k_norm, n, float(d.eps), w.k[input] + g * n);
-    rotate(w.k[input] + g * n, cos, sin, n, key);
-    memcpy(w.k[input] + g * n, key, 4 * n);
-
-    float scale = inverse_sqrt(float(n));
-    auto aligned = static_cast<const char*>(b.aligned) + (head * d.aligned_slots + to.aligned_from) * bytes;
-    for (int64_t h = 0; h < groups; h++) {
-        float* q = w.q[input] + (first + h) * n;
-        if (b.q_norm) rms_norm(q, b.q_norm, n, float(d.eps), q);
-        float* query = w.query[item + h];
-        rotate(q, cos, sin, n, query);
-        if (scored) {
-            if (d.released) memcpy(w.output[item + h], q, 4 * n);
-            const float* tas_query = d.released ? w.output[item + h] : query;
-            dot<Format, 1, 1>(aligned, bytes, n, PrefetchDistance{0, 0, 0}, tas_query, 0, w.head_scores + item + h, 0);
-        }
-        for (int64_t k = 0; k < n; k++) query[k] *= scale;
-    }
-}
-
-// Whether an input before input i of row r attends to what lies in the slot that i overwrites.
-inline bool overwrites(const Decoder& d, const Step& step, int64_t r, int64_t i) {
-    if (!i) return false;
-    // An input sees at least as much as the one before it, so the last one before i decides.
-    int64_t slot = place_of(d, step.tokens[r] + i).slot;
-    return slot >= d.start[r] && slot < place_of(d, step.tokens[r] + i - 1).length;
-}
-
-// Writes of inputs whose slots others before them still attend to, as `attend` comes to these slots.
-template <class Format>
-struct LateWrites {
+struct HeadGroup {
     const Decoder& d;
     const Block& b;
     const Step& step;
     const Workspace& w;
-    int64_t r, g;
-    bool due(int64_t i, int64_t s) const {
-        int64_t slot = place_of(d, step.tokens[r] + i).slot - d.start[r];
-        return slot >= s && slot < s + TILE_SLOTS && overwrites(d, step, r, i);
-    }
-    void write(int64_t i) const { write_input<Format>(d, b, step, w, r, g, i); }
-};
+    int64_t r, g, n = d.head_width, groups = d.heads / d.kv_heads, head = r * d.kv_heads + g, bytes = n * Format::size;
 
-// Attention of these heads for the inputs from `begin` on to `end` of the row; appends: see `attend`.
-template <class Format, class Appends>
-void attend_inputs(const Decoder& d, const Block& b, const Step& step, const Workspace& w, int64_t r, int64_t g,
-                   int64_t begin, int64_t end, Appends appends) {
-    int64_t n = d.head_width, groups = d.heads / d.kv_heads, first = r * step.count + begin;
-    int64_t item = first * d.heads + g * groups, head = r * d.kv_heads + g, bytes = n * Format::size;
-    int64_t start = head * d.slots + d.start[r], older = head * d.older_slots;
-    Queries queries{{w.query[item], w.query.step},
-                    {w.output[item], w.output.step},
-                    w.softmax_state + 2 * LANES * item,
-                    groups,
-                    end - begin,
-                    d.heads};
-    Seen seen[MOST_ROWS], older_seen[MOST_ROWS];
-    for (int64_t i = 0; i < queries.inputs; i++) {
-        const At& to = place_of(d, step.tokens[r] + begin + i);
-        const uint8_t* mask = step.mask ? step.mask + (first + i) * (d.slots + d.older_slots) : nullptr;
-        seen[i] = {to.length - d.start[r], mask ? mask + d.start[r] : nullptr};
-        older_seen[i] = {to.older, mask ? mask + d.slots : nullptr};
-    }
-    begin_attention(queries, n);
-    auto keys = static_cast<const char*>(b.keys), values = static_cast<const char*>(b.values);
-    bool has_older = older_seen[queries.inputs - 1].slots;
-    if (has_older) {
-        auto of_head = [&](const void* rows) { return static_cast<const char*>(rows) + older * n; };
-        attend({of_head(b.older_keys), of_head(b.older_values), keys + start * bytes, b.older_key_scales + older,
-                b.older_value_scales + older, b.key_means + head * n, b.value_means + head * n},
-               older_seen, queries, n);
-    }
-    // What the next head reads first.
-    int64_t next = head + 1 < d.rows * d.kv_heads ? head + 1 : head;
-    const char* then = keys + (next * d.slots + d.start[next / d.kv_heads]) * bytes;
-    if (has_older) then = static_cast<const char*>(b.older_keys) + next * d.older_slots * n;
-    attend<Format>({keys + start * bytes, values + start * bytes, then}, seen, queries, n, appends);
-    end_attention(queries, n);
-    queries.for_each([&](int64_t i, int64_t q) {
-        memcpy(w.attended[first + i] + (g * groups + q % d.heads) * n, queries.output[q], 4 * n);
-    });
-}
+    const At& place_of(int64_t i) const { return reinterpret_cast<const At*>(d.table)[step.tokens[r] + i]; }
 
-// Attention of the heads of row r that share KV head g. Inputs find the caches as in passes of their own. Without a
-// mask they attend together, and one that overwrites what others before it see is appended where they come to its slot.
-// With a mask it is appended after these have attended.
-template <class Format>
-void attend_group(const Decoder& d, const Block& b, const Step& step, const Workspace& w, int64_t r, int64_t g,
-                  bool scored) {
-    // prepare_input overwrites the older slot that input i moves a token to: those that still see it attend before.
-    auto moves = [&](int64_t i) {
-        const At &to = place_of(d, step.tokens[r] + i), &before = place_of(d, step.tokens[r] + i - 1);
-        return to.moved_to >= 0 && to.moved_to < before.older;
-    };
-    bool together = !step.mask;
-    for (int64_t i = 1; i < step.count; i++) together = together && !moves(i);
-    int64_t begin = 0;
-    for (int64_t i = 0; i < step.count; i++) {
-        bool late = overwrites(d, step, r, i);
-        if (!together && i > begin && (late || moves(i))) {
-            attend_inputs<Format>(d, b, step, w, r, g, begin, i, NothingDue{});
-            begin = i;
+    static void write_row(const float* x, int64_t n, void* rows, int64_t row) {
+        char* at = static_cast<char*>(rows) + row * n * Format::size;
+        for (int64_t k = 0; k < n; k++) Format::write(at + k * Format::size, x[k]);
+    }
+
+    // Row `from` of floats less their mean, to row `to` in int8; x [n] is overwritten. NaN and infinity show in the
+    // scale.
+    void write_int8(const void* rows, int64_t from, const float* means, float* x, void* older, float* scales,
+                    int64_t to) const {
+        const char* at = static_cast<const char*>(rows) + from * bytes;
+        float most = 0;
+        for (int64_t k = 0; k < n; k++) {
+            x[k] = Format::read(at + k * Format::size) - means[head * n + k];
+            float size = __builtin_fabsf(x[k]);
+            // True of a NaN too, which then stays.
+            if (!(size <= most) && most == most) most = size;
         }
-        prepare_input<Format>(d, b, step, w, r, g, i, scored);
-        if (!together || !late) write_input<Format>(d, b, step, w, r, g, i);
+        float scale = scales[to] = most / 127;
+        float factor = scale > 1e-30f && most < __builtin_inff() ? 1 / scale : 0;
+        auto out = static_cast<int8_t*>(older) + to * n;
+        for (int64_t k = 0; k < n; k++) out[k] = int8_t(int(__builtin_rintf(factor ? x[k] * factor : 0)));
     }
-    if (together)
-        attend_inputs<Format>(d, b, step, w, r, g, 0, step.count, LateWrites<Format>{d, b, step, w, r, g});
-    else
-        attend_inputs<Format>(d, b, step, w, r, g, begin, step.count, NothingDue{});
-}
+
+    // Writes the rotated key and the value of input i to the caches.
+    void write(int64_t i) const {
+        const float *key = w.k[r * step.count + i] + g * n, *value = w.v[r * step.count + i] + g * n;
+        const At& to = place_of(i);
+        write_row(key, n, b.keys, head * d.slots + to.slot);
+        write_row(key, n, b.aligned, head * d.aligned_slots + to.aligned_to);
+        write_row(value, n, b.values, head * d.slots + to.slot);
+    }
+
+    // Rotates the queries and the key of input i, moves what lies in its slot to the older ones and, where `scored`,
+    // computes the heads' share of TAS.
+    void prepare(int64_t i, bool scored) const {
+        int64_t input = r * step.count + i, first = g * groups, item = input * d.heads + first;
+        const At& to = place_of(i);
+        int64_t angle = ((step.tokens[r] + i) * d.angle_rows + (d.angle_rows == 1 ? 0 : r)) * n;
+        const float *cos = d.cos + angle, *sin = d.sin + angle;
+        float *rotated = w.query[item], *key = w.k[input] + g * n;
+        if (to.moved_to >= 0) {
+            int64_t from = head * d.slots + to.slot, older = head * d.older_slots + to.moved_to;
+            write_int8(b.keys, from, b.key_means, rotated, b.older_keys, b.older_key_scales, older);
+            write_int8(b.values, from, b.value_means, rotated, b.older_values, b.older_value_scales, older);
+        }
+        if (b.k_norm) rms_norm(key, b.k_norm, n, float(d.eps), key);
+        rotate(key, cos, sin, n, rotated);
+        memcpy(key, rotated, 4 * n);
+
+        float scale = inverse_sqrt(float(n));
+        auto aligned = static_cast<const char*>(b.aligned) + (head * d.aligned_slots + to.aligned_from) * bytes;
+        for (int64_t h = 0; h < groups; h++) {
+            float *q = w.q[input] + (first + h) * n, *query = w.query[item + h];
+            if (b.q_norm) rms_norm(q, b.q_norm, n, float(d.eps), q);
+            rotate(q, cos, sin, n, query);
+            if (scored) {
+                if (d.released) memcpy(w.output[item + h], q, 4 * n);
+                const float* tas_query = d.released ? w.output[item + h] : query;
+                float* score = w.head_scores + item + h;
+                dot<Format, 1, 1>(aligned, bytes, n, PrefetchDistance{0, 0, 0}, tas_query, 0, score, 0);
+            }
+            for (int64_t k = 0; k < n; k++) query[k] *= scale;
+        }
+    }
+
+    // Whether an input before input i attends to what lies in the slot that i overwrites.
+    bool overwrites(int64_t i) const {
+        if (!i) return false;
+        // An input sees at least as much as the one before it, so the last one before i decides.
+        int64_t slot = place_of(i).slot;
+        return slot >= d.start[r] && slot < place_of(i - 1).length;
+    }
+
+    // Whether `attend` writes input i when it comes to the tile from slot s on, which inputs before i still attend to.
+    bool due(int64_t i, int64_t s) const {
+        int64_t slot = place_of(i).slot - d.start[r];
+        return slot >= s && slot < s + TILE_SLOTS && overwrites(i);
+    }
+
+    // Attention of the inputs from `begin` on to `end`; appends: see `attend`.
+    template <class Appends>
+    void attend_inputs(int64_t begin, int64_t end, Appends appends) const {
+        int64_t first = r * step.count + begin, start = head * d.slots + d.start[r], older = head * d.older_slots;
+        Queries queries = queries_of(d, w, first, g, end - begin);
+        Seen seen[MOST_ROWS], older_seen[MOST_ROWS];
+        for (int64_t i = 0; i < queries.inputs; i++) {
+            const At& to = place_of(begin + i);
+            const uint8_t* mask = step.mask ? step.mask + (first + i) * (d.slots + d.older_slots) : nullptr;
+            seen[i] = {to.length - d.start[r], mask ? mask + d.start[r] : nullptr};
+            older_seen[i] = {to.older, mask ? mask + d.slots : nullptr};
+        }
+        begin_attention(queries, n);
+        auto keys = static_cast<const char*>(b.keys), values = static_cast<const char*>(b.values);
+        auto older_keys = static_cast<const char*>(b.older_keys) + older * n;
+        bool has_older = older_seen[queries.inputs - 1].slots;
+        if (has_older)
+            attend({older_keys, static_cast<const char*>(b.older_values) + older * n, keys + start * bytes,
+                    b.older_key_scales + older, b.older_value_scales + older, b.key_means + head * n,
+                    b.value_means + head * n},
+                   older_seen, queries, n);
+        // What the next head reads first.
+        int64_t next = head + 1 < d.rows * d.kv_heads ? head + 1 : head;
+        const char* then = keys + (next * d.slots + d.start[next / d.kv_heads]) * bytes;
+        if (has_older) then = older_keys + (next - head) * d.older_slots * n;
+        attend<Format>({keys + start * bytes, values + start * bytes, then}, seen, queries, n, appends);
+        end_attention(queries, n, {w.attended[first] + g * groups * n, w.attended.step});
+    }
+
+    // Attention of all inputs, which find the caches as in passes of their own. Without a mask they attend together,
+    // and one that overwrites what others before it see is appended where they come to its slot. With a mask it is
+    // appended after these have attended.
+    void run(bool scored) const {
+        // `prepare` overwrites the older slot that input i moves a token to: those that still see it attend before.
+        auto moves = [&](int64_t i) {
+            return place_of(i).moved_to >= 0 && place_of(i).moved_to < place_of(i - 1).older;
+        };
+        bool together = !step.mask;
+        for (int64_t i = 1; i < step.count; i++) together = together && !moves(i);
+        int64_t begin = 0;
+        for (int64_t i = 0; i < step.count; i++) {
+            bool late = overwrites(i);
+            if (!together && i > begin && (late || moves(i))) {
+                attend_inputs(begin, i, NothingDue{});
+                begin = i;
+            }
+            prepare(i, scored);
+            if (!together || !late) write(i);
+        }
+        if (together)
+            attend_inputs(0, step.count, *this);
+        else
+            attend_inputs(begin, step.count, NothingDue{});
+    }
+};
 
 // Cross attention of all inputs, added to step.x. Keys and values are normed before, and never rotated.
 inline void attend_memory(Team& team, const Decoder& d, const Block& b, const Step& step, const Workspace& w) {
@@ -216,14 +202,9 @@ inline void attend_memory(Team& team, const Decoder& d, const Block& b, const St
         CacheFormats::with(d.cache_format, [&](auto format) {
             using Format = decltype(format);
             int64_t memory = head * d.words * n * Format::size, first = head % d.kv_heads * groups;
+            int64_t input = head / d.kv_heads * step.count;
             auto keys = static_cast<const char*>(b.memory_keys) + memory;
-            int64_t input = head / d.kv_heads * step.count, item = input * d.heads + first;
-            Queries queries{{w.query[item], w.query.step},
-                            {w.output[item], w.output.step},
-                            w.softmax_state + 2 * LANES * item,
-                            groups,
-                            step.count,
-                            d.heads};
+            Queries queries = queries_of(d, w, input, head % d.kv_heads, step.count);
             Seen seen[MOST_ROWS];
             queries.for_each([&](int64_t i, int64_t row) {
                 float *q = w.q[input + i] + (first + row % d.heads) * n, *query = queries.query[row];
@@ -233,10 +214,7 @@ inline void attend_memory(Team& team, const Decoder& d, const Block& b, const St
             });
             begin_attention(queries, n);
             attend<Format>({keys, static_cast<const char*>(b.memory_values) + memory, keys}, seen, queries, n);
-            end_attention(queries, n);
-            queries.for_each([&](int64_t i, int64_t row) {
-                memcpy(w.attended[input + i] + (first + row % d.heads) * n, queries.output[row], 4 * n);
-            });
+            end_attention(queries, n, {w.attended[input] + first * n, w.attended.step});
         });
     });
     product(team, b.cross_o, w.attended, rows, w.branch, add_to({step.x, width}, w.branch, rows));
@@ -285,7 +263,7 @@ void decode(const Decoder* decoder, Step* request) {
         products<3>(team, {&b.q, &b.k, &b.v}, w.normed, rows, {w.q, w.k, w.v});
         parallel_for(team, d.rows * d.kv_heads, [&](int64_t head) {
             CacheFormats::with(d.cache_format, [&](auto format) {
-                attend_group<decltype(format)>(d, b, step, w, head / d.kv_heads, head % d.kv_heads, scored);
+                HeadGroup<decltype(format)>{d, b, step, w, head / d.kv_heads, head % d.kv_heads}.run(scored);
             });
         });
         product(team, b.o, w.attended, rows, w.branch, add_to(x, w.branch, rows));

@@ -34,10 +34,6 @@ struct DepthWorkspace {
     }
 };
 
-inline void copy_rows(const float* source, int64_t step, Rows to, int64_t rows, int64_t n) {
-    for (int64_t r = 0; r < rows; r++) memcpy(to[r], source + r * step, 4 * n);
-}
-
 // Writes the logits of one depth to w.logits; the input is w.first at depth 0, w.later after it.
 void depth_step(Team& team, const Depth& d, const DepthWorkspace& w, int64_t depth) {
     int64_t rows = d.rows, width = d.width, head_width = width / d.heads;
@@ -69,8 +65,7 @@ void depth_step(Team& team, const Depth& d, const DepthWorkspace& w, int64_t dep
             Queries queries{{query, 0}, {w.output[i], 0}, w.softmax_state + 2 * LANES * i, 1, 1, 1};
             begin_attention(queries, head_width);
             attend<Float32>({at(keys), at(values), at(keys)}, &seen, queries, head_width);
-            end_attention(queries, head_width);
-            memcpy(w.attended[r] + h * head_width, w.output[i], 4 * head_width);
+            end_attention(queries, head_width, {w.attended[r] + h * head_width, 0});
         }
         product(team, b.o, w.attended, rows, w.branch, to_state);
         for (int64_t r = 0; r < rows; r++) layer_norm(w.state[r], b.norm2, b.norm2_bias, width, w.normed[r]);
@@ -97,7 +92,7 @@ int64_t draw(const Depth* transformer, const Draw* request) {
     d.rows = guided ? 2 * draws : draws;
     int64_t codes = d.classifier.outputs, code_width = d.later.inputs;
     float guidance = float(a.sampling.guidance);
-    copy_rows(a.hidden, d.first.inputs, w.first, d.rows, d.first.inputs);
+    for (int64_t r = 0, n = d.first.inputs; r < d.rows; r++) memcpy(w.first[r], a.hidden + r * n, 4 * n);
     auto position = [&](int64_t n) { return (n / a.count * a.tokens + a.first[n / a.count] + n % a.count) * d.depth; };
     auto given = [&](int64_t n, int64_t depth) { return a.given ? a.given[position(n) + depth] : -1; };
     bool all_given = a.given;

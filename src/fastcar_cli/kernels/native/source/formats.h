@@ -6,8 +6,7 @@
 
 namespace {
 
-// With 32 vector registers instead of 16 the sums of more weight rows fit, and inputs that are larger than the L1 cache
-// are read from the L2 cache less often.
+// Whether there are 32 vector registers instead of 16: the sums of more weight rows fit.
 constexpr bool WIDE = LANES == 16;
 
 // Rows of float inputs, `step` numbers apart.
@@ -23,10 +22,9 @@ struct FloatInputs {
 // What formats have in common whose numbers are floats of `bytes_each` bytes.
 //
 // row: its row of the table. size: bytes of a number. sums: partial sums for each weight row and input, so that no
-// multiplication waits for the one before it. one, two: weight rows of a tile when 1 or 2 inputs share their loads (see
-// tiles.h), such that its sums fit the registers. from_inputs: from how many inputs on panels are used (see panels.h),
-// in which `many` weight rows share the loads of an input, of floats with `most_inputs` inputs at a time. The other
-// constants are as in integers.h.
+// multiplication waits for the one before it. one, two: weight rows of a tile when 1 or 2 inputs share their loads.
+// from_inputs: from how many inputs on panels are used, in which `many` weight rows share the loads of an input, of
+// floats with `most_inputs` inputs at a time. The other constants are as in integers.h.
 template <int bytes_each>
 struct FloatFormat {
     typedef FloatInputs Inputs;

@@ -1,8 +1,7 @@
-// Products with weights that are integers: int8 and int4. Their inputs are quantised too, a group of them to integers
-// with one scale. The products of a group are summed in int32, then scaled and summed in float32.
-//
-// Weights are multiplied a block at a time: it is unpacked into registers and may then meet many inputs. The quantised
-// inputs of a block are stored in the order in which its weights are unpacked.
+// Products with weights in int8 and int4. Their inputs are quantised too, a group of them to integers with one scale.
+// The products of a group are summed in int32, then scaled and summed in float32. Weights are multiplied a block at a
+// time, which is unpacked into registers and may meet many inputs, stored in the order in which its weights are
+// unpacked.
 #pragma once
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -14,7 +13,7 @@
 namespace {
 
 // Quantised inputs of `count` rows: block by block the integers of all rows, so that those that meet the same weights
-// are one piece of memory (rows 80 cache lines apart took 1.5 times as long on a Zen 4 core), then all scales likewise.
+// are one piece of memory, then all scales likewise.
 struct QuantisedInputs {
     const char *integers, *scales;
     int64_t count;
@@ -121,8 +120,8 @@ INLINE Ints add_line(Ints sums, Uint8s weights, const char* x) {
     return bit_cast<Ints>(ADD_PRODUCTS(bit_cast<Register>(sums), bit_cast<Register>(weights), load_as<Register>(x)));
 }
 #else
-// No sum of 16 bits is above 8 * 2 * 15 * 127. Whole multiples of a unit as scales of inputs are worth it here: the
-// multiplication that adds two sums of 16 bits to one of 32 multiplies with the scale too.
+// No sum of 16 bits is above 8 * 2 * 15 * 127. The multiplication that adds two sums of 16 bits to one of 32 multiplies
+// with the scale too, a whole multiple of the unit.
 typedef Int16s GroupSums;
 INLINE GroupSums first_sums(const char*) { return GroupSums{}; }
 INLINE GroupSums add_line(GroupSums sums, Uint8s weights, const char* x) {
@@ -186,8 +185,7 @@ INLINE Floats scaled(Ints sums, const char* scales, Floats weight_scales) {
 }
 #endif
 
-// The scale that quantises n numbers to integers up to `largest`. It is NaN where a number is NaN or infinite, so that
-// results of the group are NaN too.
+// The scale that quantises n numbers to integers up to `largest`; NaN where a number is NaN or infinite.
 INLINE float quantisation_scale(const float* x, int64_t n, float largest) {
     Floats top = {}, nan_or_zero = {};
     for (int64_t k = 0; k < n; k += LANES) {
@@ -201,8 +199,7 @@ INLINE float quantisation_scale(const float* x, int64_t n, float largest) {
     return peak / largest + lane_sum(nan_or_zero);
 }
 
-// The unit of a row of n inputs: a power of two such that the scale that quantises them to integers up to `largest` is
-// at most 32,767 units. It is NaN where a number is NaN or infinite.
+// The unit of a row of n inputs: the power of two of which their scale (see above) is at most 32,767.
 inline float scale_unit(const float* x, int64_t n, float largest) {
     float smallest = quantisation_scale(x, n, largest) / 32767;
     uint32_t power = (bit_cast<uint32_t>(smallest) + 0x7FFFFF) & 0x7F800000;
@@ -215,15 +212,13 @@ INLINE Ints scale_and_round(const float* x, float factor) {
     return bit_cast<Ints>(load(x) * factor + magic) - bit_cast<Ints>(broadcast(magic));
 }
 
-// One scale for each output, which `multiply` applies. Inputs are quantised to 16 bits, 256 times finer than 8.
-// Products of 8 bits would not be faster, as the signed weights would have to be widened or made positive first. The
-// even inputs of a block come first, as weights are widened in pairs.
+// One scale for each output, which `multiply` applies. Inputs are quantised to 16 bits. The even inputs of a block come
+// first, as weights are widened in pairs.
 //
 // block_bytes, block_inputs: weights of a block. input_bytes, input_scales: quantised inputs and their scales for a
-// block. weight_scale_bytes: scales of a block's weights. units: whether scales of inputs are multiples of a unit,
-// which each row of inputs has. few: up to so many inputs meet one weight row at a time in panels, whose sums then stay
-// in registers. halves: whether halves of blocks of `many` weight rows meet all inputs, as whole ones don't fit the
-// registers.
+// block. weight_scale_bytes: scales of a block's weights. units: whether scales of inputs are multiples of a unit of
+// their row. few: up to so many inputs meet one weight row at a time in panels, whose sums then stay in registers.
+// halves: whether halves of blocks of `many` weight rows meet all inputs, as whole ones don't fit the registers.
 struct Int8 {
     typedef QuantisedInputs Inputs;
     static constexpr FormatRow row{"int8", 8, 32, 0};

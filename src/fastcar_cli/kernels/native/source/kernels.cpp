@@ -4,28 +4,19 @@
 
 namespace {
 
-struct ProductWorkspace {
-    Inputs x;
-    Rows y;
-    int64_t bytes;
-
-    ProductWorkspace(const Product& p, char* memory) {
-        Scratch scratch{memory};
-        x = scratch.inputs(p.rows, p.matrix.inputs);
-        y = scratch.rows(p.rows, p.matrix.outputs);
-        bytes = scratch.used;
-    }
-};
-
-int64_t product_bytes(const Product* p) { return ProductWorkspace(*p, nullptr).bytes; }
+int64_t product_bytes(const Product* p) {
+    Scratch scratch{nullptr};
+    scratch.inputs(p->rows, p->matrix.inputs);
+    return scratch.used;
+}
 
 void single_product(const Product* request) {
     const Product& p = *request;
+    int64_t n = p.matrix.inputs;
     Team team(p.threads);
-    ProductWorkspace w(p, static_cast<char*>(p.scratch));
-    copy_rows(p.x, p.matrix.inputs, w.x, p.rows, p.matrix.inputs);
-    product(team, p.matrix, w.x, p.rows, w.y);
-    for (int64_t r = 0; r < p.rows; r++) memcpy(p.y + r * p.matrix.outputs, w.y[r], 4 * p.matrix.outputs);
+    Inputs x = Scratch{static_cast<char*>(p.scratch)}.inputs(p.rows, n);
+    for (int64_t r = 0; r < p.rows; r++) memcpy(x[r], p.x + r * n, 4 * n);
+    product(team, p.matrix, x, p.rows, {p.y, p.matrix.outputs});
 }
 
 }  // namespace

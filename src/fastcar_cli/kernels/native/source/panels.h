@@ -1,9 +1,7 @@
-// Products of weight rows with many inputs. They are bound by arithmetic, so what is read often must lie in the L1
-// cache. Weight rows are multiplied a panel at a time, which the L2 cache holds while the next one is on its way, and
-// inputs a segment of their length at a time. In a segment a few weight rows are unpacked once and multiplied with all
-// inputs; sums are kept in memory from one segment to the next.
-//
-// Each output is summed in the same order as by tiles.h, so that it does not depend on the number of inputs.
+// Products of weight rows with many inputs, bound by arithmetic. Weight rows are multiplied a panel at a time, which
+// the L2 cache holds while the next one is on its way, and inputs a segment of their length at a time, which the L1
+// cache holds. Each output is summed in the same order as by tiles.h, so that it does not depend on the number of
+// inputs.
 #pragma once
 #include "tiles.h"
 
@@ -59,8 +57,7 @@ INLINE void multiply_segment(Format, Weights w, int64_t blocks, int64_t tail, co
             return;
         }
     constexpr int64_t lines = R * Format::block_bytes / CACHE_LINE;
-    // One line with each input and the rest before: a core waits for few lines at a time (16 of its L1 cache on Golden
-    // Cove), and behind a burst of prefetches what is multiplied now comes late from the L2 cache.
+    // One line with each input and the rest before: after a burst of prefetches what is multiplied now comes late.
     auto prefetch_line = [&](int64_t c, int64_t i) __attribute__((always_inline)) {
         if (i < lines) prefetch(next + (c * lines + i) * CACHE_LINE);
     };
@@ -178,8 +175,8 @@ __attribute__((noinline)) void multiply_panel(Format, Weights w, int64_t n, int6
         }
 }
 
-// Whether products with so many inputs are made in panels. Floats that the L1 cache nearly holds need none; two
-// quantised inputs that it can't hold do, unless blocks are multiplied in halves, which takes longer.
+// Whether products with so many inputs are made in panels: floats unless the L1 cache nearly holds them, two quantised
+// inputs if it can't hold them, unless blocks are multiplied in halves.
 template <class Format>
 constexpr bool in_panels(int64_t n, int64_t inputs) {
     int64_t bytes = inputs * bytes_of_inputs<Format>(n);

@@ -113,8 +113,8 @@ inline const char* weight_row(const Matrix& m, int64_t o) {
     return static_cast<const char*>(m.weight) + o * row;
 }
 
-// How many outputs of a product make a chunk: enough to be worth a claim, few enough that no member waits long for the
-// last chunk, and a multiple of every tile's weight rows.
+// How many outputs of a product make a chunk: few enough that no member waits long for the last one, and a multiple of
+// every tile's weight rows.
 inline int64_t chunk_size(const Matrix& m, const Team& team) {
     constexpr int64_t bytes = 256 << 10, chunks = 8, tile_rows = 8;
     int64_t row = weight_row(m, 1) - weight_row(m, 0), size = m.outputs;
@@ -187,7 +187,7 @@ struct Scratch {
     int64_t used = 0;
     float* floats(int64_t n) {
         int64_t at = used;
-        used += (4 * n + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
+        used += ceil_div(4 * n, CACHE_LINE) * CACHE_LINE;
         return memory ? reinterpret_cast<float*>(memory + at) : nullptr;
     }
     // A cache line of int8 holds 64 numbers, so rows end in zeros for every format.

@@ -1,6 +1,8 @@
 // Samples a code from the logits of one video: temperature, top-k, top-p and one uniform number. decoding/sampling.py
 // does the same in torch.
 #pragma once
+#include <stdlib.h>
+
 #include "structs.h"
 #include "vectors.h"
 
@@ -12,46 +14,15 @@ struct Candidate {
     int32_t code;
 };
 
-// Whether a comes after b in sampling order: by descending logit, equal logits by ascending code.
-inline bool comes_after(const Candidate& a, const Candidate& b) {
-    return a.logit < b.logit || (a.logit == b.logit && a.code > b.code);
+// Orders candidates as they are sampled, for qsort: by descending logit, equal logits by ascending code.
+inline int compare_candidates(const void* first, const void* second) {
+    auto &a = *static_cast<const Candidate*>(first), &b = *static_cast<const Candidate*>(second);
+    if (a.logit != b.logit) return a.logit > b.logit ? -1 : 1;
+    return a.code < b.code ? -1 : a.code > b.code;
 }
 
-// Candidates in sampling order. A heap sorts only as many as the draw looks at.
-struct SortedCandidates {
-    Candidate* all;
-    int64_t n, in_heap;
-
-    SortedCandidates(Candidate* candidates, int64_t count) : all(candidates), n(count), in_heap(count) {
-        for (int64_t i = n / 2 - 1; i >= 0; i--) sink(i);
-    }
-    // The i-th candidate. Those taken from the heap are stored behind it, the first of them last.
-    const Candidate& operator[](int64_t i) {
-        while (n - in_heap <= i) {
-            Candidate first = all[0];
-            all[0] = all[--in_heap];
-            all[in_heap] = first;
-            sink(0);
-        }
-        return all[n - 1 - i];
-    }
-
-   private:
-    void sink(int64_t i) {
-        Candidate moved = all[i];
-        for (int64_t child = 2 * i + 1; child < in_heap; child = 2 * i + 1) {
-            if (child + 1 < in_heap && comes_after(all[child], all[child + 1])) child++;
-            if (!comes_after(moved, all[child])) break;
-            all[i] = all[child];
-            i = child;
-        }
-        all[i] = moved;
-    }
-};
-
 // The candidates of n logits by how far they lie below the largest, in buckets. A draw walks over the buckets' masses
-// and sorts only the bucket in which it ends: sorting all 64,000 codes of Cosmos took longer than computing their
-// logits.
+// and sorts only the bucket in which it ends: sorting 64,000 codes takes longer than computing their logits.
 class Buckets {
    public:
     // memory: for n candidates. The largest logit is finite, none is NaN.
@@ -68,7 +39,7 @@ class Buckets {
         int b = 0;
         for (; k > counts_[b]; b++) k -= counts_[b];
         int64_t count = members(b);
-        float least = SortedCandidates(memory_, count)[k - 1].logit;
+        float least = memory_[k - 1].logit;
         masses_[b] = 0;
         for (int64_t i = 0; i < count; i++)
             if (memory_[i].logit >= least) masses_[b] += memory_[i].mass;
@@ -96,9 +67,8 @@ class Buckets {
                 continue;
             }
             int64_t count = members(b);
-            SortedCandidates sorted(memory_, count);
-            for (int64_t i = 0; i < count && sorted[i].mass > 0; i++) {
-                found = sorted[i];
+            for (int64_t i = 0; i < count && memory_[i].mass > 0; i++) {
+                found = memory_[i];
                 sum += found.mass;
                 if (enough(sum)) return found;
             }
@@ -128,12 +98,13 @@ class Buckets {
         }
     }
 
-    // Writes those of a bucket to memory_; returns how many they are.
+    // Writes those of a bucket to memory_, sorted; returns how many they are.
     int64_t members(int of) const {
         int64_t count = 0;
         for_each([&](const Candidate& c, int bucket) {
             if (bucket == of && c.logit >= least_) memory_[count++] = c;
         });
+        qsort(memory_, count, sizeof(Candidate), compare_candidates);
         return count;
     }
 

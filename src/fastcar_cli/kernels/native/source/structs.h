@@ -20,11 +20,8 @@ struct Matrix {
     int64_t outputs, inputs, format;
 };
 
-// A decoder block: its weights, KV cache and replay cache. q_norm and k_norm [head width] may be null, cross_norm is
-// without cross attention, which reads memory_keys and memory_values [rows, kv heads, words, head width]. keys, values
-// [rows, kv heads, slots, head width]. aligned [rows, kv heads, aligned_slots, head width] are the keys that TAS reads.
-// outputs [rows, positions, width] is the replay cache or null. With older_slots, older keys and values int8 [rows, kv
-// heads, older_slots, head width] with a scale a slot are what is added to the means [rows, kv heads, head width].
+// A decoder block: its weights, KV cache and replay cache (decoder.py has the shapes). q_norm, k_norm and outputs may
+// be null; cross_norm is without cross attention, which reads memory_keys and memory_values.
 struct Block {
     const float* norm1;
     Matrix q, k, v, o;
@@ -37,10 +34,8 @@ struct Block {
     const void *memory_keys, *memory_values;
 };
 
-// All blocks, for passes of at most `most` input tokens of every row. start [rows]: each row's first slot that is not
-// padding. table [tokens, 6]: where each token lies in the caches, the columns of `At`. cos, sin [tokens, angle_rows,
-// head width]; angle_rows is rows or 1. pairs: rows r and r + rows / 2 decide together whether they replay. released:
-// TAS takes the query before its rotation, as the released code does. norm may be null: x is what the last block gives.
+// All blocks (decoder.py says what the fields are). table has an `At` for each token. cos, sin [tokens, angle_rows,
+// head width]; angle_rows is rows or 1. norm may be null: x is what the last block gives.
 struct Decoder {
     int64_t layers, rows, most, width, heads, kv_heads, head_width, slots, aligned_slots, older_slots;
     int64_t words, positions, angle_rows, cache_format, output_format, pairs, released, threads;
@@ -59,9 +54,8 @@ struct At {
 };
 
 // One pass: `count` input tokens of every row, the first of row r being tokens[r]. Input n = r * count + i is token
-// tokens[r] + i. x [inputs, width] is overwritten with its result. May be null: places [inputs, width], which the input
-// of every block has added, mask [inputs, slots + older_slots], thresholds [layers, inputs], scored [layers], scores
-// and replayed [layers, inputs]. The pass sets mlp_ns, the nanoseconds spent in MLP branches.
+// tokens[r] + i. x [inputs, width] is overwritten with its result. What follows count may be null (see `DecoderPass`).
+// The pass sets mlp_ns, the nanoseconds spent in MLP branches.
 struct Step {
     float* x;
     const int64_t* tokens;
@@ -91,18 +85,16 @@ struct DepthBlock {
     Matrix up, down;
 };
 
-// How codes are drawn. temperature 0 takes the likeliest code; top_k 0 keeps all; strict: a code whose predecessors
-// hold top-p exactly stays. Unless guidance is 1, the first half of the rows is conditional and guided by the second
-// half.
+// How codes are drawn. temperature 0 takes the likeliest code; top_k 0 takes all; strict: a code whose predecessors
+// hold top-p exactly stays. Unless guidance is 1, the second half of the rows, unconditional, guides the first.
 struct Sampling {
     double guidance, temperature;
     int64_t top_k, strict;
 };
 
-// The depth transformer. first maps the hidden state into it, later maps code vectors. depth_embeddings [depth, width].
-// codebooks: one [codes, later.inputs] for each depth. keys, values [blocks, most rows, heads, depth, width / heads]
-// float32. Without a depth transformer first.weight is null, and one code is drawn by the classifier's logits of the
-// hidden state.
+// The depth transformer (see `DepthWeights`). codebooks: one [codes, later.inputs] for each depth. keys, values
+// [blocks, most rows, heads, depth, width / heads] float32. Without a depth transformer first.weight is null, and one
+// code is drawn by the classifier's logits of the hidden state.
 struct Depth {
     int64_t blocks_count, rows, width, heads, depth, threads;
     const DepthBlock* blocks;
@@ -116,9 +108,7 @@ struct Depth {
 
 // Drawing the codes of `count` tokens of each of `videos` videos from hidden [rows, first.inputs]. Draw n = v * count +
 // i is of token first[v] + i; the unconditional rows follow the conditional ones. uniforms, given (or null) and codes
-// are [videos, tokens, depth]: codes are written, taken from `given` where that is not negative or else drawn by
-// `uniforms`. Also written: latent [draws, later.inputs], the sums of the code vectors, and the guided logits [depth,
-// draws, codes] (or null). top_p [draws] is each draw's own.
+// are [videos, tokens, depth]. Also written: latent [draws, later.inputs] and logits [depth, draws, codes] (or null).
 struct Draw {
     int64_t videos, tokens, count;
     const int64_t* first;

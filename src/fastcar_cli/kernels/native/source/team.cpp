@@ -1,10 +1,8 @@
-// How a team runs a stage. The leader publishes the stage as chunks, and every member claims one chunk after another. A
-// member begins with its own share of neighbouring chunks, so that it reads memory in order, and then claims chunks of
-// other shares. A helper that comes late, or never, costs time but blocks nothing: only a claimed chunk must be waited
-// for. If that takes long, the helper has lost its core to other work; then the leader sleeps until the chunk is done.
-//
-// What a team loses to a busy machine is the time that its leader is off its core, asleep or preempted. Where that is a
-// large part of a pass or of the passes' time, the leader works alone for a while and tries the team again later.
+// How a team runs a stage. The leader publishes the stage as chunks, and every member claims one after another: first
+// its own share of neighbouring chunks, so that it reads memory in order, then chunks of other shares. Only a claimed
+// chunk must be waited for. If that takes long, the helper has lost its core to other work; then the leader sleeps
+// until the chunk is done. Where the leader is off its core, asleep or preempted, for a large part of a pass or of the
+// passes' time, it works alone for a while and tries the team again later.
 #include "team.h"
 
 #include <stdint.h>
@@ -48,12 +46,10 @@ constexpr int64_t MAX_MEMBERS = 64;
 constexpr int64_t MICROSECOND = 1000, MILLISECOND = 1000 * MICROSECOND;
 // A helper without work spins this long before it parks.
 constexpr int64_t SPIN_TIME = 300 * MICROSECOND;
-// A helper that takes this much longer than LONG_CHUNKS chunks of the leader has lost its core; it gets one back after
-// some milliseconds. The chunks of a stage are alike, but can be long: thousands of keys, or many input tokens.
+// A helper that takes this much longer than LONG_CHUNKS chunks of the leader has lost its core.
 constexpr int64_t STALL = 400 * MICROSECOND, LONG_CHUNKS = 2;
-// The loss is judged over this much time of passes, and is too much above one part in TOLERATED_LOSS. So a single
-// preemption, which happens on every machine, does not count as a busy machine. Within a pass the leader works alone
-// until so much of it was lost at most.
+// The loss is judged over this much time of passes, and is too much above one part in TOLERATED_LOSS. Within a pass the
+// leader works alone until so much of it was lost at most.
 constexpr int64_t WINDOW = 20 * MILLISECOND, TOLERATED_LOSS = 4;
 // How long the leader works alone after such a window; doubled each time the next window is as bad.
 constexpr int64_t SHORTEST_SOLO = 50 * MILLISECOND, LONGEST_SOLO = 1600 * MILLISECOND;

@@ -1,7 +1,6 @@
-// Products of weight rows with one or two inputs, a tile.
-//
-// A decode step is bound by how fast a core reads weights from memory. So with each cache line that is multiplied, the
-// line a fixed distance ahead is prefetched: in the same row or, past its end, in the row that is multiplied next.
+// Products of weight rows with one or two inputs, a tile. They are bound by how fast a core reads weights from memory.
+// So with each cache line that is multiplied, the line a fixed distance ahead is prefetched: in the same row or, past
+// its end, in the row that is multiplied next.
 #pragma once
 #include "formats.h"
 
@@ -10,7 +9,7 @@ namespace {
 // Cache lines between a prefetch and its use, over all rows of a tile: enough to be on their way while memory answers.
 constexpr int64_t PREFETCH_LINES = 128;
 // In bytes: quantised inputs of a tile that stay in the L1 cache while weight rows pass by one at a time, and rows that
-// are long enough for that. Shorter ones side by side are one piece of memory as well, and take fewer sums over lanes.
+// are long enough for that.
 constexpr int64_t L1_INPUTS = 32 << 10, LONG_ROW = 1 << 10;
 
 // Bytes from a cache line to the one to prefetch: `near` before line `split` of a row, `far` from there on.
@@ -27,9 +26,8 @@ constexpr int64_t bytes_of_inputs(int64_t n) {
     return ceil_div(n, Format::block_inputs) * int64_t(Format::input_bytes + Format::input_scales * sizeof(float));
 }
 
-// Into the L2 cache: some cores can wait for far fewer lines on their way to the L1 cache. With PREFETCH_ONCE into the
-// L1 cache and no other: a Zen 5 core gets 34 GB/s in place of 29 so, and is not slower where the caches hold the
-// weights.
+// Into the L2 cache, as some cores can wait for far fewer lines on their way to the L1 cache. With PREFETCH_ONCE, for
+// Zen 5, into the L1 cache and no other.
 inline void prefetch(const char* at) {
 #if defined(PREFETCH_ONCE)
     __builtin_prefetch(at, 0, 0);
@@ -120,9 +118,9 @@ struct ReadOrder {
     }
 };
 
-// As above for integer weights and quantised inputs. Of the R rows, S are read side by side. As
-// many weights are prefetched in the order in which they are stored, whatever S is: a core reads one long piece of
-// memory much faster than several pieces side by side (a Zen 4 core 29 GB/s, and 20 with four rows of 4 KiB).
+// As above for integer weights and quantised inputs. Of the R rows, S are read side by side. As many weights are
+// prefetched in the order in which they are stored, whatever S is: a core reads one long piece of memory much faster
+// than several side by side.
 template <class Format, int R, int N, int S>
 INLINE void dot_quantised(Weights w, int64_t n, ReadOrder order, QuantisedInputs x, float* y, int64_t y_step) {
     constexpr int64_t block = Format::block_bytes, weight_scales = Format::weight_scale_bytes;
