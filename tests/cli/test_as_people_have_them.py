@@ -306,8 +306,7 @@ def test_all_bits_of_a_seed_count() -> None:
         ("1e-1", 0.1),
         ("+1.5E3", 1500.0),
         ("0123", 123),
-        ("0o17", 15),
-        ("0x1F", 31),
+        ("0x1F", "0x1F"),
         ("1:30", "1:30"),
         ("1_000", "1_000"),
         ("no", "no"),
@@ -316,21 +315,15 @@ def test_all_bits_of_a_seed_count() -> None:
         ("~", None),
         ("-.INF", -np.inf),
         ("2001-02-03", "2001-02-03"),
-        ("[a, &b [1, 2], *b]", ["a", [1, 2], [1, 2]]),
-        ("[&a {x: 1, y: 2}, {<<: *a, x: 3}]", [{"x": 1, "y": 2}, {"x": 3, "y": 2}]),
     ],
 )
 def test_yaml_is_that_of_1_2(text: str, value: object) -> None:
     assert parse_yaml(text) == value and type(parse_yaml(text)) is type(value)
 
 
-def _bomb() -> str:
-    lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
-    lines += [f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)]
-    return "\n".join(lines)
-
-
-@pytest.mark.parametrize("text", ["1e999", "-1e999", "a: &a [*a]", _bomb(), "!!timestamp x", "? [1]\n: 2", "[" * 2000])
+@pytest.mark.parametrize(
+    "text", ["1e999", "-1e999", "a: &a [*a]", "[&b [1], *b]", "!!timestamp x", "? [1]\n: 2", "[" * 2000]
+)
 def test_yaml_that_is_refused_in_a_line(text: str) -> None:
     with pytest.raises(ValueError) as error:
         parse_yaml(text)

@@ -9,8 +9,7 @@ import typer
 
 from fastcar_cli.cli.flags import refuse_all_but
 from fastcar_cli.cli.options import ConfigFile, Debug, Format, Json, Overrides
-from fastcar_cli.config.environment import surroundings
-from fastcar_cli.config.run_config import flat, load_sources, settings
+from fastcar_cli.config.run_config import flat, load_sources, settings, surroundings
 from fastcar_cli.errors import RequestError
 
 

@@ -12,9 +12,8 @@ import typer
 from fastcar_cli.cli.complete import models, words
 from fastcar_cli.cli.flags import one_of
 from fastcar_cli.cli.options import Debug, Flags, Json, Quiet, options
-from fastcar_cli.config.environment import surroundings
 from fastcar_cli.config.keys import MODELS
-from fastcar_cli.config.run_config import load_config
+from fastcar_cli.config.run_config import load_config, surroundings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.inputs.prompt_list import prompts_in
 from fastcar_cli.system.limits import cores

@@ -22,9 +22,8 @@ from fastcar_cli.cli.options import (
     Shard,
     options,
 )
-from fastcar_cli.config.environment import notices, surroundings
 from fastcar_cli.config.lists import MOST, parse_seeds, shard_of
-from fastcar_cli.config.run_config import RunConfig, load_config
+from fastcar_cli.config.run_config import RunConfig, load_config, load_sources, notices, surroundings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.pipeline.engines import check_engine
 
@@ -277,8 +276,8 @@ def _settings(
         )
     named = [*flags, *(o.partition("=")[0].strip() for o in overrides)]
     if earlier is None:
-        below = surroundings()
-        return load_config(config, overrides, flags, below), None, notices(below, named)
+        run, sources = load_sources(config, overrides, flags, surroundings())
+        return run, None, notices(sources)
     if config is not None:
         raise RequestError("--from and --config exclude each other", hint="change single keys with flags or --set")
     # A recipe decides alone, wherever the video is made again.

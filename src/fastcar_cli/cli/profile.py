@@ -12,8 +12,7 @@ from fastcar_cli.cli.complete import models, words
 from fastcar_cli.cli.flags import check_file, one_of, refuse
 from fastcar_cli.cli.options import Accelerator, Debug, Flags, Format, Json, options
 from fastcar_cli.config import choices
-from fastcar_cli.config.environment import surroundings
-from fastcar_cli.config.run_config import load_config
+from fastcar_cli.config.run_config import load_config, surroundings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.system.files import read_text, write_whole
 

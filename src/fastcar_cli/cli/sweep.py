@@ -26,9 +26,8 @@ from fastcar_cli.cli.options import (
     options,
 )
 from fastcar_cli.config import choices
-from fastcar_cli.config.environment import notices, surroundings
 from fastcar_cli.config.lists import parse_seeds, parse_shard
-from fastcar_cli.config.run_config import load_config
+from fastcar_cli.config.run_config import load_sources, notices, surroundings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.pipeline.engines import check_engine
 from fastcar_cli.system.signals import status
@@ -133,8 +132,7 @@ def sweep(
     from fastcar_cli.sweep.metrics import parse_metrics
     from fastcar_cli.sweep.session import Request
 
-    below = surroundings()
-    run = load_config(config, set_ or [], flags, below)
+    run, sources = load_sources(config, set_ or [], flags, surroundings())
     clips = ClipFiles(tuple(inputs or ()), tuple(actions or ()), run.input)
     texts, notes = _prompts(ctx, clips, prompts or [], prompts_file)
     check_engine(engine, address, workers)
@@ -160,8 +158,7 @@ def sweep(
         workers=workers,
         inputs=clips,
     )
-    above = [*flags, *(["replay.tau"] if tau else []), *(o.partition("=")[0].strip() for o in set_ or [])]
-    notes += notices(below, above)
+    notes += notices({key: source for key, source in sources.items() if key != "replay.tau" or tau is None})
     if dry or output is None:
         _dry_run(request, output, as_json, quiet, notes)
     else:

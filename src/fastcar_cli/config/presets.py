@@ -15,56 +15,32 @@ import yaml
 from fastcar_cli.errors import RequestError
 from fastcar_cli.system.files import read_text
 
-MOST_NODES = 100_000
-"""Values of a document with its aliases written out: a few lines of aliases of aliases may stand for billions."""
-
-_NUMBER = re.compile(
-    r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
-)
-_CORE: dict[str, tuple[re.Pattern[str], str]] = {
-    "null": (re.compile(r"~|null|Null|NULL|"), "~nN"),
-    "bool": (re.compile(r"true|True|TRUE|false|False|FALSE"), "tTfF"),
-    "int": (re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"), "-+0123456789"),
-    "float": (_NUMBER, "-+.0123456789"),
-    "merge": (re.compile("<<"), "<"),
+_NUMBER = r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+_SCALARS = {
+    "null": "~|null|Null|NULL|",
+    "bool": "true|True|TRUE|false|False|FALSE",
+    "int": "[-+]?[0-9]+",
+    "float": _NUMBER,
 }
-"""Plain scalars of YAML 1.2's core schema by tag, with the characters that they begin with."""
+"""Plain scalars by tag, as in the core schema of YAML 1.2 but for 0o17 and 0x1f, which are texts."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that reads scalars as YAML 1.2 does and refuses a key given twice, and aliases without an end.
+    """Safe YAML that reads scalars as YAML 1.2 does and refuses aliases, and a key given twice.
 
     PyYAML alone reads YAML 1.1, where 1e-1 is a text, 0123 is 83, 1:30 is 90 and `no` is false.
     """
 
     yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {}  # type: ignore[misc]
 
-    def get_single_node(self) -> Any:
-        node = super().get_single_node()
-        if node is not None and _size(node, {}) > MOST_NODES:
-            raise yaml.composer.ComposerError(None, None, "its aliases stand for too many values", node.start_mark)
-        return node
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not read", self.peek_event().start_mark)
+        return super().compose_node(parent, index)
 
 
-for _tag, (_pattern, _first) in _CORE.items():
-    _whole = re.compile(rf"(?:{_pattern.pattern})\Z")
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _whole, ["", *_first] if _tag == "null" else [*_first])
-
-
-def _size(node: Any, known: dict[int, float]) -> float:
-    """Values in a node and below it; without an end where it holds itself."""
-    if id(node) not in known:
-        known[id(node)] = math.inf
-        parts = node.value if isinstance(node, yaml.SequenceNode) else ()
-        if isinstance(node, yaml.MappingNode):
-            parts = [part for pair in node.value for part in pair]
-        known[id(node)] = 1 + sum(_size(part, known) for part in parts)
-    return known[id(node)]
-
-
-def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
-    text = loader.construct_scalar(node)
-    return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
+for _tag, _pattern in _SCALARS.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), None)
 
 
 def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
@@ -76,19 +52,17 @@ def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen = set()
-    for key_node, _ in node.value:
+    data: dict[Any, Any] = {}
+    for key_node, value in node.value:
         key = loader.construct_object(key_node, deep=True)
-        if key in seen:
+        if key in data:
             raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
-        seen.add(key)
-    loader.flatten_mapping(node)
-    return {loader.construct_object(k, deep=True): loader.construct_object(v, deep=True) for k, v in node.value}
+        data[key] = loader.construct_object(value, deep=True)
+    return data
 
 
-_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
 _Loader.add_constructor("tag:yaml.org,2002:float", _float)
-_Loader.add_constructor("tag:yaml.org,2002:merge", lambda loader, node: "<<")
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
@@ -138,8 +112,7 @@ def read_preset(what: str, name: str, names: Sequence[str], folder: Path) -> tup
         data = parse_yaml(text)
     except ValueError as e:
         raise RequestError(f"{what} {name} is not valid YAML: {e}") from None
-    if data is None:
-        data = {}
+    data = {} if data is None else data
     if not isinstance(data, dict):
         raise RequestError(f"{what} {name}: the top level is a {type(data).__name__}, needed: a mapping of keys")
     return data, path

@@ -6,6 +6,7 @@ None stands for "what the model prefers"; the pipeline resolves it.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import reprlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -93,6 +94,14 @@ def tau_to_plain(tau: Tau) -> Any:
     return values if isinstance(plain, list) else values[0]
 
 
+FILE = "fastcar.yaml"
+PREFIX = "FASTCAR_"
+OTHERS = ("FASTCAR_KERNELS_ISA", "FASTCAR_GOLDEN", "FASTCAR_GOLDEN_FRAMES", "FASTCAR_GOLDEN_LATENTS")
+"""Variables of the native kernels and the tests, not settings."""
+SERVICES = re.compile(r"_SERVICE_(HOST|PORT)(_\w+)?=|_PORT_\d+_\w+=|_PORT=\w+://")
+"""Variables, with their values, that Kubernetes sets for a service whose name begins with fastcar."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """A key of the configuration as help texts, errors and docs show it.
@@ -117,6 +126,11 @@ class Setting:
         *others, last = self.values or ("",)
         return f"{self.meaning} ({', '.join(others)} or {last})" if others else self.meaning
 
+    @property
+    def variable(self) -> str:
+        """The variable of the environment that sets it: `FASTCAR_REPLAY_TAU` of `replay.tau`."""
+        return PREFIX + self.key.upper().replace(".", "_")
+
 
 @cache
 def settings() -> dict[str, Setting]:
@@ -138,28 +152,18 @@ def _settings_of(model: type[BaseModel], prefix: str) -> Iterator[Setting]:
         words = choices.values(kind)
         # A value that is read from its text is given as a text.
         read = any(isinstance(m, BeforeValidator) for m in field.metadata)
-        numbers: list[type] = [k for k in (bool, int, float) if k in (kind, *get_args(kind)) and not read]
-        yield Setting(
-            prefix + name,
-            flag,
-            (numbers or [str])[0],
-            str(field.description),
-            words,
-            ", ".join(words) or _allowed((numbers or [str])[0], field.metadata),
-            default,
-            extra["by_model"],
-            extra["common"],
-        )
+        number = next((k for k in (bool, int, float) if k in (kind, *get_args(kind)) and not read), str)
+        # Such as "whole number >= 1"; limits beyond any use are left out.
+        limits = [
+            (sign, getattr(m, name)) for m in field.metadata for name, sign in _LIMITS.items() if hasattr(m, name)
+        ]
+        allowed = ", ".join(words) or " ".join([_KINDS[number], *(f"{sign} {n}" for sign, n in limits if n < LARGEST)])
+        more = extra["by_model"], extra["common"]
+        yield Setting(prefix + name, flag, number, str(field.description), words, allowed, default, *more)
 
 
+_KINDS = {bool: "true, false", int: "whole number", float: "number", str: "text"}
 _LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-
-
-def _allowed(kind: type, metadata: Sequence[Any]) -> str:
-    """What a value may be, such as "whole number >= 1"; limits beyond any use are left out."""
-    names = {bool: "true, false", int: "whole number", float: "number", str: "text"}
-    limits = [(sign, getattr(m, name)) for m in metadata for name, sign in _LIMITS.items() if hasattr(m, name)]
-    return " ".join([names[kind], *(f"{sign} {value}" for sign, value in limits if value < LARGEST)])
 
 
 class _Shown(reprlib.Repr):
@@ -215,10 +219,7 @@ def flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested sections as dotted keys."""
     out: dict[str, Any] = {}
     for key, value in data.items():
-        if isinstance(value, dict):
-            out |= flat(value, f"{prefix}{key}.")
-        else:
-            out[prefix + key] = value
+        out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return out
 
 
@@ -239,10 +240,9 @@ def _known(key: str, where: Text) -> str:
 
 
 def later_wins(data: dict[str, Any], given: Collection[str]) -> None:
-    """Drop from `data`, of dotted keys, what a later layer with the keys `given` replaces.
+    """Drop from `data`, of dotted keys, the one of `replay.tau` and `replay.ratio` that a later layer replaces.
 
-    `replay.tau` and `replay.ratio` exclude each other: a layer that gives one takes away the other of
-    the layers before.
+    `given` are the keys of that layer; it replaces one by giving the other.
     """
     for key, other in (("replay.tau", "replay.ratio"), ("replay.ratio", "replay.tau")):
         if key in given and other not in given:
@@ -300,7 +300,11 @@ def load_sources(
     flags: Mapping[str, Any] | None = None,
     below: Sequence[Layer] = (),
 ) -> tuple[RunConfig, dict[str, str]]:
-    """As `load_config`; also the source of each dotted key that is given, as `GivenKey.source` has it."""
+    """Merge over the defaults `below`, a preset or YAML file, `key=value` overrides and flags (dotted keys).
+
+    The later wins. Also returns the source of each dotted key that is given, as `GivenKey.source` has it. Raises
+    RequestError that names the file, variable, override or flag, its value, and what is allowed.
+    """
     layers = [*below, *([] if name is None else [file_layer(name, f"--config {name}")])]
     layers.append([_override(override) for override in overrides])
     layers.append([GivenKey(key, value, None, "command line") for key, value in (flags or {}).items()])
@@ -320,8 +324,33 @@ def load_config(
     flags: Mapping[str, Any] | None = None,
     below: Sequence[Layer] = (),
 ) -> RunConfig:
-    """Merge over the defaults `below`, a preset or YAML file, `key=value` overrides and flags (dotted keys).
-
-    The later wins. Raises RequestError that names the file, variable, override or flag, its value, and what is allowed.
-    """
+    """The run alone, as `load_sources` merges it."""
     return load_sources(name, overrides, flags, below)[0]
+
+
+def surroundings() -> list[Layer]:
+    """What the file sets, and over it the environment. Raises RequestError for an unknown key, variable or value."""
+    layers = [file_layer(FILE, FILE)] if os.path.lexists(FILE) else []
+    keys = {s.variable: s.key for s in settings().values()}
+    layer: Layer = []
+    for name, text in sorted(os.environ.items()):
+        # An empty variable counts as unset.
+        if not name.startswith(PREFIX) or name in OTHERS or not text.strip() or SERVICES.search(f"{name}={text}"):
+            continue
+        if name not in keys:
+            last = name.removeprefix(PREFIX)
+            ends = [k.removeprefix(PREFIX) for k in (*keys, *OTHERS[:1])]
+            near = [e for e in ends if e.endswith(f"_{last}")] or difflib.get_close_matches(last, ends)
+            hint = "FASTCAR_REPLAY_TAU sets replay.tau, and so on; `fastcar config --where` lists all keys"
+            if near:
+                hint = f"did you mean {' or '.join(PREFIX + e for e in near)}?"
+            raise RequestError(f"{name}: there is no setting for this variable of the environment", hint=hint)
+        layer.append(GivenKey(keys[name], value_of(text, name), name, name))
+    return [*layers, layer]
+
+
+def notices(sources: Mapping[str, str]) -> list[str]:
+    """What to say of a run whose keys are from these `load_sources`: which of them nobody typed."""
+    named = {FILE: [k for k, s in sources.items() if s == FILE]}
+    named["the environment"] = [k for k, s in sources.items() if s.startswith(PREFIX)]
+    return [f"{source} sets {', '.join(keys)}" for source, keys in named.items() if keys]
