@@ -119,7 +119,7 @@ def test_a_prompt_laid_out_as_frames_can_be_replayed(executor: str, delimiters: 
     network = tiny(actions=3)
     layout = network.spec.layout
     generator = torch.Generator().manual_seed(1)
-    prompts = torch.randint(0, 20, (2, layout.lead or 0), generator=generator)
+    prompts = torch.randint(0, 20, (2, layout.prefix or 0), generator=generator)
     codes = torch.randint(20, 140, (2, 3 * STRIDE, 1), generator=generator)
     actions = torch.randn(2, 4, 3, generator=generator)
     found = []
@@ -363,7 +363,7 @@ def test_a_dry_run_of_a_published_model_needs_no_network(
     with torch.device("meta"):
         assert plan["weights_bytes"] == 4 * spec.network().parameter_count()
     decoder, frames = spec.decoder, spec.frames - spec.layout.context
-    slots = (spec.layout.lead or 0) + frames * STRIDE - 1
+    slots = (spec.layout.prefix or 0) + frames * STRIDE - 1
     assert plan["kv_cache_bytes"] == 2 * decoder.layers * slots * decoder.width * 4
     assert plan["replay_cache_bytes"] == decoder.layers * STRIDE * decoder.width * 4
     assert plan["max_replay_ratio"] == pytest.approx(((frames - 1) * 16 - 1) / (frames * STRIDE - 1))

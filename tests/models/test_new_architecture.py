@@ -30,7 +30,7 @@ class GreySpec(Spec):
 
     @property
     def layout(self) -> Layout:
-        return Layout(SIDE * SIDE, lead=0, context=1, behind=1, guided=False)
+        return Layout(SIDE * SIDE, prefix=0, context=1, prompt_frames=1, guided=False)
 
     @property
     def frame_spec(self) -> FrameSpec:

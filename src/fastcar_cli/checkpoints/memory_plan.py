@@ -206,7 +206,8 @@ def make_plan(
     draws = stored_bytes(network, form, "depth.") * spec.code_depth + stored_bytes(network, form, "lm_head.")
     seen = min(demand.window or tokens, demand.prompt_tokens + tokens // 2)
     step = blocks + draws + decoder.layers * demand.rows * decoder.kv_heads * demand.bytes_of_kv(spec, size, seen)
-    dense = n * (not spec.layout.behind) + (0 if delimiters else len(spec.layout.delimiters) * (demand.frames - 1))
+    computed = 0 if delimiters else len(spec.layout.delimiters) * (demand.frames - 1)
+    dense = n * (not spec.layout.prompt_frames) + computed
     ratio = max(0.0, 1 - dense / max(1, tokens - 1)) * (replaying or decoder.layers) / decoder.layers
     saved = mlp * ratio
     return MemoryPlan(

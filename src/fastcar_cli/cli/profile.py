@@ -121,7 +121,7 @@ def _lengths(model: str) -> str:
     from fastcar_cli.checkpoints.open import spec_of
 
     spec = spec_of(model)
-    return "2k,4k,8k" if spec.layout.lead is None else str(spec.decoder.max_positions)
+    return "2k,4k,8k" if spec.layout.prefix is None else str(spec.decoder.max_positions)
 
 
 def _measured(what: ProfileSettings) -> dict[str, Any]:

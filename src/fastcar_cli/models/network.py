@@ -35,10 +35,10 @@ class Layout:
         delimiters: places in a frame (t % N) of tokens that part frames and are no codes of it.
         delimiter: their id; None without delimiters.
         delimiters_sampled: whether delimiters are sampled as codes are; the one of token 0 never is.
-        lead: tokens of a prompt before the first that lies as those of a frame do; None: nothing of it ever does.
-            The rest of a longer prompt are frames, and token 0 comes a multiple of N tokens after these.
+        prefix: tokens of a prompt before its frames; None: a prompt holds no frames. Token 0 comes a multiple of N
+            tokens after the prefix.
         context: frames of the video that a prompt holds; they are shown, not decoded.
-        behind: how many of these lie after the `lead` tokens.
+        prompt_frames: how many of these lie in the prompt as tokens, after the prefix.
         guided: whether a video may have an unconditional row beside its conditional one.
 
     """
@@ -47,19 +47,19 @@ class Layout:
     delimiters: tuple[int, ...] = ()
     delimiter: int | None = None
     delimiters_sampled: bool = False
-    lead: int | None = None
+    prefix: int | None = None
     context: int = 0
-    behind: int = 0
+    prompt_frames: int = 0
     guided: bool = True
 
     @property
     def prompt(self) -> int | None:
         """Tokens of a prompt; None where they differ from prompt to prompt."""
-        return None if self.lead is None else self.lead + self.behind * self.stride
+        return None if self.prefix is None else self.prefix + self.prompt_frames * self.stride
 
     def aligned(self, prompt: int) -> int:
         """Tokens at the end of a prompt of this length that lie as those of frames do."""
-        return 0 if self.lead is None else prompt - self.lead
+        return 0 if self.prefix is None else prompt - self.prefix
 
     def fixed(self, tokens: int) -> list[int | None]:
         """By token, the id that is not drawn; None for the others."""
@@ -210,7 +210,7 @@ class Spec(ABC):
     def longest(self) -> int:
         """Most pictures that there are positions for, context included."""
         layout = self.layout
-        return layout.context + (self.decoder.max_positions - 1 - (layout.lead or 0)) // layout.stride
+        return layout.context + (self.decoder.max_positions - 1 - (layout.prefix or 0)) // layout.stride
 
     @abstractmethod
     def network(self) -> Network:

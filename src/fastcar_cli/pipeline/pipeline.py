@@ -318,7 +318,7 @@ class VideoPipeline:
         decode.observers.watch, decode.observers.on_prefill = watch, on_prefill
         decode.windows = self._windows.setdefault(len(prompts), DraftWindow(self.settings.draft.window))
         held = decode.prompts.aligned // decode.frame
-        if (behind := self.spec.layout.behind) and held != behind:
+        if (wanted := self.spec.layout.prompt_frames) and held != wanted:
             raise RequestError(
                 f"the input has {self.spec.pictures(held)} frames, the run continues from {self.context}",
                 hint=(Key("context"), f" {self.spec.pictures(held)}"),

@@ -163,7 +163,7 @@ def _check_frames(name: str, spec: Spec, frames: int) -> None:
         why = f"was trained on {spec.frames} frames and has no position for more"
         said = f"the model {name!r} {why}"
     elif frames > longest:
-        tokens = (spec.layout.lead or 0) + (frames - spec.layout.context) * spec.tokens_per_frame
+        tokens = (spec.layout.prefix or 0) + (frames - spec.layout.context) * spec.tokens_per_frame
         said = f"{tokens} tokens, the model {name!r} has {spec.decoder.max_positions} positions"
     elif frames >= least:
         said = f"the model {name!r} makes {step} at once"
@@ -177,7 +177,7 @@ def _check_ratio(config: RunConfig, frames: int, layout: Layout) -> None:
     replay = config.replay
     dense = () if replay.eligible == "all" else layout.delimiters
     # Where prompts hold frames, the first decoded one may replay.
-    first = max(replay.first_frame, not layout.behind)
+    first = max(replay.first_frame, not layout.prompt_frames)
     most = max_ratio(frames, layout.stride, replay.max_age, dense, first)
     if replay.ratio is not None and replay.ratio > most:
         why = "a prompt and the first frame are always computed" if first else "a prompt is always computed"

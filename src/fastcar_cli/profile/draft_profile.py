@@ -30,7 +30,7 @@ def needed(window: int, gain: float) -> float | None:
 def _timed(shape: Shape, rows: int, seq: int, rounds: int, windows: list[int], tau: Tau) -> Iterator[tuple[int, float]]:
     """Window and seconds of passes that keep one token each, the windows in turn, at this context."""
     layout = shape.spec.layout
-    text = layout.lead or min(12, max(1, seq - 1))
+    text = layout.prefix or min(12, max(1, seq - 1))
     first = max(1, layout.stride + 1, seq - text)
     frames = -(-(first + rounds * len(windows) + 1) // layout.stride)
     draft = DraftSettings("frame", max(windows), accept=0.0)

@@ -30,7 +30,7 @@ def measured(run: RunConfig, videos: int, at_once: int) -> tuple[float, str]:
     tokens, batches = pipe.settings.frames * pipe.tokens_per_frame, math.ceil(videos / size)
     fast = network.device.type == "cpu" and native.obstacle(network) is None
     shape = Shape(network, network.spec, pipe.layers, False)
-    seq = (network.spec.layout.lead or 0) + network.spec.layout.stride + 2 + tokens // 2
+    seq = (network.spec.layout.prefix or 0) + network.spec.layout.stride + 2 + tokens // 2
     seq = min(seq, network.spec.decoder.max_positions - 16)
     step = measure_step(shape, rows, seq, repeats=3, executor="native" if fast else "torch").whole
     frames = pipe.settings.frames * vision_seconds(network, size)

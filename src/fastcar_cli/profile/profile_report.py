@@ -61,10 +61,10 @@ class StepProfile:
         self._shape, self._rows = _shape(settings.model, dtype, device, settings.rows, max(settings.lengths))
         self._executor, self._why = _executor(settings.executor, self._shape)
         layout = self._shape.spec.layout
-        least = 0 if layout.lead is None else layout.lead + layout.stride + 2
+        least = 0 if layout.prefix is None else layout.prefix + layout.stride + 2
         if min(settings.lengths) < least:
             raise RequestError(
-                f"--seq {min(settings.lengths)}: the prompt of {settings.model} takes {layout.lead} tokens, "
+                f"--seq {min(settings.lengths)}: the prompt of {settings.model} takes {layout.prefix} tokens, "
                 f"the first frame {layout.stride}",
                 allowed=f"{least} or more",
             )

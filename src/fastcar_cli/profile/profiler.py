@@ -194,7 +194,7 @@ def decode_at(
     """
     layout = shape.spec.layout
     n = layout.stride
-    text = layout.lead or min(12, max(1, seq - 1))
+    text = layout.prefix or min(12, max(1, seq - 1))
     first = max(1, seq - text)
     if scored:
         first = max(first, n + 1)

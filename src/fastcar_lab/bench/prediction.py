@@ -80,8 +80,8 @@ def _in(form: WeightFormat, spec: Spec, weights: Mapping[str, Tensor]) -> Networ
 
 def prompt_of(spec: Spec) -> list[int]:
     """Random ids of a prompt without its last delimiter."""
-    assert spec.layout.lead is not None
-    ids = torch.randint(spec.codes // 2, (spec.layout.lead,), generator=torch.Generator().manual_seed(0))
+    assert spec.layout.prefix is not None
+    ids = torch.randint(spec.codes // 2, (spec.layout.prefix,), generator=torch.Generator().manual_seed(0))
     return ids.tolist()
 
 
@@ -213,7 +213,7 @@ def measure(plan: PredictedClip, on_progress: Callable[[int, int], None] = lambd
         "torch": torch.__version__,
         "parameters": sum(p.numel() for n, p in loaded["float32"].named_parameters() if not n.startswith("tokenizer.")),
         "frames": plan.frames,
-        "prompt": spec.layout.lead,
+        "prompt": spec.layout.prefix,
         "tokens": tokens,
         "ratio": plan.ratio,
         "turns": plan.turns,

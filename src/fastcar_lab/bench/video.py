@@ -130,10 +130,10 @@ def _prompt(spec: Spec) -> Prompt:
     layout, source = spec.layout, spec.decoder.source
     if not layout.context:
         return PROMPT
-    lead = [spec.codes] * (layout.lead or 0)
-    ids = torch.randint(spec.codes, (layout.behind * layout.stride,), generator=torch.Generator().manual_seed(0))
+    prefix = [spec.codes] * (layout.prefix or 0)
+    ids = torch.randint(spec.codes, (layout.prompt_frames * layout.stride,), generator=torch.Generator().manual_seed(0))
     text = np.zeros((512, source), np.float32) if source else None
-    return TokenisedClip((*lead, *ids.tolist()), text=text)
+    return TokenisedClip((*prefix, *ids.tolist()), text=text)
 
 
 def _pieces(plan: WholeVideo, total: int, spec: Spec) -> list[tuple[int, int]]:
@@ -142,7 +142,7 @@ def _pieces(plan: WholeVideo, total: int, spec: Spec) -> list[tuple[int, int]]:
     if plan.tokens is None:
         return [(first, first + n) for first in range(0, total, n)]
     # Where no frame lies behind the prompt, the first decoded one can't replay.
-    first = max(1 if spec.layout.behind else n + 1, (total - plan.tokens) // 2)
+    first = max(1 if spec.layout.prompt_frames else n + 1, (total - plan.tokens) // 2)
     return [(first, min(total, first + plan.tokens))]
 
 

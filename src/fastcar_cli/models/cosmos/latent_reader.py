@@ -33,7 +33,7 @@ class LatentReader(ClipReader):
                 f"the model {spec.name!r} takes frames, no text",
                 hint=("give it one picture or nine to continue from, such as ", Key("input"), " clip.mp4"),
             )
-        layout, lead = spec.layout, spec.layout.lead or 0
+        layout, prefix = spec.layout, spec.layout.prefix or 0
         if isinstance(prompt, Clip):
             count, *size = prompt.frames.shape[:3]
             if tuple(size) != spec.frame_size:
@@ -41,9 +41,9 @@ class LatentReader(ClipReader):
                 needed = f"the model {spec.name!r} takes {width}x{height}"
                 raise RequestError(f"{prompt.name}: frames are {size[1]}x{size[0]} pixels, {needed}")
             spec.continuing(count)
-        elif len(prompt.ids) - lead not in [c * layout.stride for c in CONTEXTS]:
+        elif len(prompt.ids) - prefix not in [c * layout.stride for c in CONTEXTS]:
             raise RequestError(f"{prompt.name}: {len(prompt.ids)} ids are not of the model {spec.name!r}")
-        elif not all(0 <= i < spec.codes for i in prompt.ids[lead:]):
+        elif not all(0 <= i < spec.codes for i in prompt.ids[prefix:]):
             raise RequestError(f"{prompt.name}: ids are not from 0 to {spec.codes - 1}")
         if prompt.actions is not None:
             raise RequestError(f"{prompt.name}: actions are given, the model {spec.name!r} takes none")
@@ -66,7 +66,7 @@ class LatentReader(ClipReader):
             ids = self._network.tokenizer.encode(pixels[None], on_progress)
             self._encoded[clip] = tuple(ids.flatten().tolist())
         # A model with text begins with a token of its own, the first id after the codes.
-        prefix = [self._network.spec.codes] * (self._network.spec.layout.lead or 0)
+        prefix = [self._network.spec.codes] * (self._network.spec.layout.prefix or 0)
         return (*prefix, *self._encoded[clip])
 
     def conditions(self, prompts: Sequence[Prompt], frames: int) -> Tensor | None:

@@ -40,8 +40,8 @@ class CosmosSpec(Spec):
     def layout(self) -> Layout:
         """See `Spec`."""
         rows, columns = self.grid
-        lead = 0 if self.decoder.axes is None else self.decoder.axes.lead
-        return Layout(rows * columns, lead=lead, context=self.context, behind=self.context, guided=False)
+        prefix = 0 if self.decoder.axes is None else self.decoder.axes.lead
+        return Layout(rows * columns, prefix=prefix, context=self.context, prompt_frames=self.context, guided=False)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -110,7 +110,7 @@ class LatentFrameDecoder:
 
     def __init__(self, network: Cosmos, prompts: Tensor) -> None:
         self._grid, self._tokenizer = network.spec.grid, network.tokenizer
-        self._prompts = prompts[:, network.spec.layout.lead :]
+        self._prompts = prompts[:, network.spec.layout.prefix :]
         self._decoder: LatentDecoder | None = None
 
     def context(self) -> Tensor:

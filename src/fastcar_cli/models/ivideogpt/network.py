@@ -35,7 +35,7 @@ class IVideoGPTSpec(Spec):
             delimiters=(0,),
             delimiter=tokenizer.delimiter,
             delimiters_sampled=not self.actions,
-            lead=tokenizer.prompt_tokens,
+            prefix=tokenizer.prompt_tokens,
             context=tokenizer.context,
             guided=False,
         )
