@@ -18,8 +18,7 @@ from support.sweeping import BALL, STAR, TINY_METRICS, cell_files, held, results
 
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.media import read_frames, read_recipe
-from fastcar_cli.sweep.lock import lock_folder
-from fastcar_cli.sweep.store import Store
+from fastcar_cli.sweep.store import Store, lock_folder
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +223,7 @@ def test_two_sweeps_in_one_folder_are_refused(ask: list[object], whole: Path) ->
 
 def test_the_lock_of_a_dead_process_bars_nobody(ask: list[object], whole: Path) -> None:
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom fastcar_cli.sweep.lock import lock_folder\n"
+        "import sys, time\nfrom pathlib import Path\nfrom fastcar_cli.sweep.store import lock_folder\n"
         "with lock_folder(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(whole)], stdout=subprocess.PIPE, text=True)

@@ -68,7 +68,7 @@ def test_a_folder_without_drafts_takes_them(model: Path, tmp_path: Path) -> None
 
 def test_a_grid_counts_its_cells() -> None:
     for drafts in ((OFF,), ("jacobi-4",), (OFF, "frame-2", "jacobi-4")):
-        grid = Grid(("a", "b"), (0, 1), (-1.0, None), gates=("row", "pair"), drafts=drafts)
+        grid = Grid(("a", "b"), (0, 1), (-1.0, None), gate=("row", "pair"), draft=drafts)
         cells = list(grid.cells())
         assert len(grid) == len(cells) == len({c.id for c in cells})
         assert all(Cell.from_dict(c.to_dict()) == c for c in cells)

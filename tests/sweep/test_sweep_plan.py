@@ -25,8 +25,8 @@ plans = st.builds(
     st.sampled_from([(None,), (None, 16), (256, 16)]),
     st.sampled_from([("row",), ("pair", "row")]),
     st.sampled_from([("torch",), ("torch", "fpga-sim")]),
-    scores=st.sampled_from([("tas",), ("oracle", "tas")]),
-    ratios=st.sampled_from([(), (0.25, 0.5)]),
+    score=st.sampled_from([("tas",), ("oracle", "tas")]),
+    ratio=st.sampled_from([(), (0.25, 0.5)]),
 )
 
 

@@ -147,7 +147,7 @@ def sweep(
         config=run,
         prompts=tuple(texts),
         seeds=parse_seeds(seeds),
-        **chosen,
+        axes=chosen,
         repeats=repeats,
         metrics=parse_metrics(metrics, lpips_weights),
         lpips=lpips_weights,
@@ -179,7 +179,7 @@ def _prompts(ctx: typer.Context, clips: ClipFiles, given: list[str], file: Path 
 
 
 def _axes(ctx: typer.Context, axis: str | None, given: dict[str, str | None]) -> dict[str, Any]:
-    """The axes of a `Request` from the texts of their options; None: the configuration's. Raises RequestError."""
+    """The axes of a `Request` from the texts of their options. Raises RequestError."""
     from fastcar_cli.sweep import grid as parse
 
     def read(name: str, reader: Callable[..., Any], *more: Any) -> Any:
@@ -199,13 +199,14 @@ def _axes(ctx: typer.Context, axis: str | None, given: dict[str, str | None]) ->
     if given["draft"] is None:
         refuse(ctx, ("draft_window",), "without --draft", "it needs --draft or --axis draft")
     names = {"gate": GATES, "score": SCORES, "backend": BACKENDS}
-    return {
-        "taus": () if given["tau"] is None and ratios else read("tau", parse.parse_taus),
-        "ratios": ratios,
-        "drafts": read("draft", parse.parse_drafts, given["draft_window"]),
-        "windows": read("window", parse.parse_windows),
-        **{f"{name}s": read(name, partial(parse.parse_names, name), allowed) for name, allowed in names.items()},
+    axes = {
+        "tau": () if given["tau"] is None and ratios else read("tau", parse.parse_taus),
+        "ratio": ratios,
+        "draft": read("draft", parse.parse_drafts, given["draft_window"]),
+        "window": read("window", parse.parse_windows),
+        **{name: read(name, partial(parse.parse_names, name), allowed) for name, allowed in names.items()},
     }
+    return {name: values for name, values in axes.items() if values is not None}
 
 
 def _sweep(request: Request, output: Path, notes: list[str], quiet: bool, as_json: bool) -> None:

@@ -8,7 +8,8 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
+from functools import partial
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fastcar_cli.config.tau import ALLOWED, Tau
 from fastcar_cli.decoding.replay.scores import DEFAULT
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.inputs.prompt_list import prompts_in
+from fastcar_cli.system.plain_data import Size
 
 AXES = {
     "score": choices.values(choices.Score),
@@ -31,7 +33,7 @@ AXES = {
 RATIOS = (0.2, 0.5, 0.8)
 """Replay ratios at which scores are compared where none are named."""
 DRAFT_WINDOWS = (4, 8, 16)
-"""Windows in which drafts are compared where none are named."""
+"""Draft lengths that are compared where none are named."""
 OFF = "off"
 
 
@@ -39,8 +41,8 @@ OFF = "off"
 class Cell:
     """One video of a sweep. tau and ratio None: dense; window None attends to everything.
 
-    A `ratio` is held by a controller that moves tau; either applies to `score`. `draft` is "off" or kind and
-    window of drafts, such as "jacobi-16"; they change the time and nothing else.
+    A controller moves tau to reach `ratio`; both apply to `score`. `draft` is "off" or kind and draft length, such as
+    "jacobi-16"; it changes the time and nothing else.
     """
 
     prompt: str
@@ -55,9 +57,9 @@ class Cell:
 
     @property
     def reference(self) -> Cell:
-        """The dense cell that this one is compared with (itself where it is dense).
+        """The dense cell that this one is compared with, itself if it is dense.
 
-        Gate and score decide nothing in a dense run, so all share one dense cell; its gate is called `row`.
+        Gate and score do not matter in a dense run, so all gates and scores share one dense cell, with gate `row`.
         """
         return replace(self, tau=None, ratio=None, gate="row", score=DEFAULT, draft=OFF)
 
@@ -71,16 +73,15 @@ class Cell:
         """Name of its files: readable, and unique by a hash over its parameters."""
         slug = re.sub(r"[^a-z0-9]+", "-", self.prompt.lower()).strip("-")[:40].strip("-") or "video"
         named = {"tau": self.tau, "ratio": self.ratio}
-        level = next((f"{k}{v:g}".replace(".", "p") for k, v in named.items() if v is not None), "dense")
-        window = "" if self.window is None else f"-w{self.window}"
-        gate = "" if level == "dense" else f"-{self.gate}"
-        draft = "" if self.draft == OFF else f"-{self.draft}"
-        score = "" if self.score == DEFAULT else f"-{self.score}"
-        # What a cell of an earlier version did not have is left out where it is as it was then.
+        parts = [next((f"{k}{v:g}".replace(".", "p") for k, v in named.items() if v is not None), "dense")]
+        parts += [] if self.window is None else [f"w{self.window}"]
+        parts += [] if parts[0] == "dense" else [self.gate]
+        parts += [name for name in (self.score, self.draft) if name not in (DEFAULT, OFF)]
+        # Parameters that earlier versions did not have count only where they are not the default.
         later = {"score": DEFAULT, "ratio": None, "draft": OFF}
         unlike = {k: v for k, v in self.to_dict().items() if k not in later or v != later[k]}
         digest = hashlib.sha256(json.dumps(unlike, sort_keys=True).encode()).hexdigest()[:10]
-        return f"{slug}-s{self.seed}-{level}{window}{gate}{score}{draft}-{self.backend}-{digest}"
+        return "-".join([slug, f"s{self.seed}", *parts, self.backend, digest])
 
     def to_dict(self) -> dict[str, Any]:
         """Its parameters for JSON; tau -inf is the string "-inf"."""
@@ -88,12 +89,11 @@ class Cell:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Cell:
-        """The cell of a document that holds what `to_dict` wrote. Raises ValueError for any other."""
+        """The cell of a document with the keys of `to_dict`. Raises ValueError for any other."""
         return _CELL.validate_python(data)
 
 
 _CELL = TypeAdapter(Cell)
-
 
 Group = tuple[Cell, ...]
 """A dense cell followed by the cells to compare with it: the unit of work of one worker."""
@@ -105,37 +105,31 @@ class Grid:
 
     prompts: tuple[str, ...]
     seeds: tuple[int, ...]
-    taus: tuple[float | None, ...]
-    windows: tuple[int | None, ...] = (None,)
-    gates: tuple[str, ...] = ("row",)
-    backends: tuple[str, ...] = ("torch",)
-    repeats: int = 1
-    scores: tuple[str, ...] = (DEFAULT,)
-    ratios: tuple[float, ...] = ()
-    drafts: tuple[str, ...] = (OFF,)
+    tau: tuple[float | None, ...]
+    window: tuple[int | None, ...] = (None,)
+    gate: tuple[str, ...] = ("row",)
+    backend: tuple[str, ...] = ("torch",)
+    score: tuple[str, ...] = (DEFAULT,)
+    ratio: tuple[float, ...] = ()
+    draft: tuple[str, ...] = (OFF,)
+    repeats: Size = 1
 
     @property
     def levels(self) -> list[tuple[float | None, float | None]]:
         """The levels of the axes tau and ratio, without the dense run: (tau, ratio), one of them None."""
-        return [*((t, None) for t in self.taus if t is not None), *((None, r) for r in self.ratios)]
+        return [*((t, None) for t in self.tau if t is not None), *((None, r) for r in self.ratio)]
 
     def groups(self) -> list[Group]:
         """Every group, in the order they are worked on."""
         groups = []
-        for prompt in self.prompts:
-            for seed in self.seeds:
-                for window in self.windows:
-                    for backend in self.backends:
-                        dense = Cell(prompt, seed, None, window, "row", backend)
-                        drafted = tuple(replace(dense, draft=draft) for draft in self.drafts if draft != OFF)
-                        replaying = tuple(
-                            replace(dense, gate=gate, score=score, tau=tau, ratio=ratio, draft=draft)
-                            for draft in self.drafts
-                            for score in self.scores
-                            for gate in self.gates
-                            for tau, ratio in self.levels
-                        )
-                        groups.append((dense, *drafted, *replaying))
+        for prompt, seed, window, backend in product(self.prompts, self.seeds, self.window, self.backend):
+            dense = Cell(prompt, seed, None, window, "row", backend)
+            drafted = (replace(dense, draft=draft) for draft in self.draft if draft != OFF)
+            replaying = (
+                replace(dense, draft=draft, score=score, gate=gate, tau=tau, ratio=ratio)
+                for draft, score, gate, (tau, ratio) in product(self.draft, self.score, self.gate, self.levels)
+            )
+            groups.append((dense, *drafted, *replaying))
         return groups
 
     def cells(self) -> Iterator[Cell]:
@@ -144,24 +138,21 @@ class Grid:
 
     def __len__(self) -> int:
         """Number of cells."""
-        groups = len(self.prompts) * len(self.seeds) * len(self.windows) * len(self.backends)
-        replaying = len(self.gates) * len(self.scores) * len(self.levels) * len(self.drafts)
-        return groups * (1 + len(set(self.drafts) - {OFF}) + replaying)
+        groups = len(self.prompts) * len(self.seeds) * len(self.window) * len(self.backend)
+        replaying = len(self.gate) * len(self.score) * len(self.levels) * len(self.draft)
+        return groups * (1 + len(set(self.draft) - {OFF}) + replaying)
+
+    def joined(self, more: Grid) -> Grid:
+        """The axes of both: new values go last, seeds and ratios in order, thresholds from off downwards."""
+        both = {k: (*a, *(v for v in getattr(more, k) if v not in a)) for k, a in vars(self).items() if k != "repeats"}
+        both |= {"seeds": tuple(sorted(both["seeds"])), "ratio": tuple(sorted(both["ratio"]))}
+        both["tau"] = tuple(sorted(both["tau"], key=lambda t: -math.inf if t is None else -t))
+        return Grid(**both, repeats=max(self.repeats, more.repeats))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, as results.json has it; the dense runs make "off" (null) part of every grid."""
-        return {
-            "prompts": list(self.prompts),
-            "seeds": list(self.seeds),
-            "tau": [None, *(Tau.read(t).plain() for t in self.taus if t is not None)],
-            "window": list(self.windows),
-            "gate": list(self.gates),
-            "backend": list(self.backends),
-            "score": list(self.scores),
-            "ratio": list(self.ratios),
-            "draft": list(self.drafts),
-            "repeats": self.repeats,
-        }
+        """For JSON; the dense runs make "off" (null) part of every grid."""
+        taus = [None, *(Tau.read(t).plain() for t in self.tau if t is not None)]
+        return {k: [*v] if isinstance(v, tuple) else v for k, v in asdict(self).items()} | {"tau": taus}
 
 
 def parse_taus(text: str) -> tuple[float | None, ...]:
@@ -169,7 +160,7 @@ def parse_taus(text: str) -> tuple[float | None, ...]:
 
     def read(part: str) -> float | None:
         value = Tau.read(part).values[0]
-        # -0.0 and 0.0 are one threshold and shall be one cell.
+        # -0.0 and 0.0 are one threshold and one cell.
         return None if value == math.inf else value + 0.0
 
     return each_of("tau", text, read, "not a threshold", ALLOWED)
@@ -186,34 +177,29 @@ def parse_ratios(text: str) -> tuple[float, ...]:
     return each_of("replay_ratio", text, read, "not a ratio", "numbers between 0 and 1, such as 0.5,0.8")
 
 
+def _tokens(part: str, most: int) -> int:
+    if not (re.fullmatch("[0-9]{1,10}", part) and 1 <= int(part) <= most):
+        raise ValueError(part)
+    return int(part)
+
+
 def parse_windows(text: str) -> tuple[int | None, ...]:
     """Windows of "off,256". Raises RequestError."""
 
     def read(part: str) -> int | None:
-        if part.lower() == "off":
-            return None
-        if not (re.fullmatch("[0-9]{1,10}", part) and 1 <= int(part) <= LARGEST):
-            raise ValueError(part)
-        return int(part)
+        return None if part.lower() == OFF else _tokens(part, LARGEST)
 
     return each_of("window", text, read, "not a window", "'off' and numbers of tokens")
 
 
-def parse_drafts(kinds: str, windows: str | None) -> tuple[str, ...]:
-    """Drafts of kinds "off,jacobi" in each of some windows "8,16". Raises RequestError."""
-
-    def read(part: str) -> int:
-        if not re.fullmatch("[0-9]{1,4}", part) or not 1 <= int(part) <= 1024:
-            raise ValueError(part)
-        return int(part)
-
+def parse_drafts(kinds: str, lengths: str | None) -> tuple[str, ...]:
+    """Drafts of kinds "off,jacobi", each with the lengths "8,16". Raises RequestError."""
     sizes: tuple[int, ...] = DRAFT_WINDOWS[-1:]
-    if windows is not None:
-        sizes = each_of("draft_window", windows, read, "not a draft length", "numbers of tokens, 1 to 1024")
-    drafts: list[str] = []
-    for kind in parse_names("draft", kinds, choices.values(choices.Draft)):
-        drafts += [OFF] if kind == OFF else [f"{kind}-{size}" for size in sizes]
-    return tuple(drafts)
+    if lengths is not None:
+        allowed = "numbers of tokens, 1 to 1024"
+        sizes = each_of("draft_window", lengths, partial(_tokens, most=1024), "not a draft length", allowed)
+    named = parse_names("draft", kinds, choices.values(choices.Draft))
+    return tuple(d for kind in named for d in ([OFF] if kind == OFF else [f"{kind}-{size}" for size in sizes]))
 
 
 def parse_names(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
@@ -232,33 +218,29 @@ def read_prompts(file: Path) -> tuple[list[str], list[str]]:
     listed = prompts_in(file, (Key("prompts"), f" {file}"))
     first: dict[str, int] = {}
     for number, line in listed.prompts.items():
-        if line in first:
+        if first.setdefault(line, number) != number:
             raise RequestError(
-                f"line {number} repeats line {first[line]}: {line!r}",
-                key="prompts",
-                value=file,
-                hint=("more videos of a prompt come from more ", Key("seeds")),
+                f"line {number} repeats line {first[line]}: {line!r}", key="prompts", value=file, hint=_MORE
             )
-        first[line] = number
-    return list(first), [f"{file}: {listed.repeated} entries repeat a prompt and share its video"] * (
-        listed.repeated > 0
-    )
+    notices = [f"{file}: {listed.repeated} entries repeat a prompt and share its video"] if listed.repeated else []
+    return list(first), notices
+
+
+_MORE = ("more videos of a prompt come from more ", Key("seeds"))
 
 
 def join_prompts(given: Sequence[str], file: Path | None) -> tuple[list[str], list[str]]:
     """Prompts of the command line and of a file together, and notices. Raises RequestError."""
     texts = [t.strip() for t in given]
     notices: list[str] = []
-    if any(not t for t in texts):
+    if not all(texts):
         raise RequestError("the prompt is empty", hint="describe the video in a few words")
     if file is not None:
         more, notices = read_prompts(file)
         texts += more
     for i, text in enumerate(texts):
         if text in texts[:i]:
-            raise RequestError(
-                f"the prompt {text!r} is given twice", hint=("more videos of a prompt come from more ", Key("seeds"))
-            )
+            raise RequestError(f"the prompt {text!r} is given twice", hint=_MORE)
     if not texts:
         raise RequestError("no prompt given", hint=("give one, or a file of them: ", Key("prompts")))
     return texts, notices

@@ -37,15 +37,14 @@ _WORSE_IS_MORE = ("lpips", "temporal")
 
 def build(store: Store, pipe: VideoPipeline, config: dict[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
     """results.json of everything finished in a folder. `metrics` are keys of results."""
-    axes = store.axes
-    ranks = {key: {_hashable(v): i for i, v in enumerate(axes[key])} for key in axes if isinstance(axes[key], list)}
+    ranks = {axis: {v: i for i, v in enumerate(v)} for axis, v in vars(store.axes).items() if axis != "repeats"}
 
     def order(document: dict[str, Any]) -> list[int]:
         cell = Cell.from_dict(document)
-        values = {"prompts": cell.prompt, "seeds": cell.seed, **document}
-        place = {axis: ranks.get(axis, {}).get(_hashable(values.get(axis)), -1) for axis in ranks}
+        values = {"prompts": cell.prompt, "seeds": cell.seed, **vars(cell)}
         group, rest = ("prompts", "seeds", "window", "backend"), ("draft", "score", "gate", "tau", "ratio")
-        return [*(place[axis] for axis in group), 0 if cell.dense else 1, *(place.get(axis, -1) for axis in rest)]
+        place = {axis: ranks[axis].get(values[axis], -1) for axis in (*group, *rest)}
+        return [*(place[axis] for axis in group), not cell.dense, *(place[axis] for axis in rest)]
 
     cells = cells_of(sorted(store.cells.values(), key=order))
     summary = summarise(cells, metrics)
@@ -54,7 +53,7 @@ def build(store: Store, pipe: VideoPipeline, config: dict[str, Any], metrics: Se
         "machine": names_of(pipe.model.network.device),
         # Earlier versions called the executor kernels.
         "config": config | {"runtime": {**config["runtime"], "kernels": config["runtime"]["executor"]}},
-        "plan": axes,
+        "plan": store.axes.to_dict(),
         "model": {
             "name": pipe.name,
             "layers": pipe.layers,
@@ -69,11 +68,6 @@ def build(store: Store, pipe: VideoPipeline, config: dict[str, Any], metrics: Se
         "knee": knees(summary, metrics),
         "inert": inert(summary),
     }
-
-
-def _hashable(value: Any) -> str:
-    # -2 and -2.0 are one threshold, whichever of them JSON gave back.
-    return repr(float(value)) if isinstance(value, (int, float)) else repr(value)
 
 
 def _median(document: dict[str, Any]) -> float:

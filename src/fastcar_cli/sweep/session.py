@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,44 +24,36 @@ from fastcar_cli.pipeline.clips import ClipFiles
 from fastcar_cli.pipeline.engines import Engine, open_engine
 from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_cli.sweep.grid import OFF, Cell, Grid, Group
-from fastcar_cli.sweep.lock import lock_folder, master
 from fastcar_cli.sweep.metrics import Scorer
 from fastcar_cli.sweep.names import VBENCH_FPS, check_names, link_names
 from fastcar_cli.sweep.report.build import write_report
 from fastcar_cli.sweep.results import build, write_tables
-from fastcar_cli.sweep.store import CellRecord, Store
+from fastcar_cli.sweep.store import Store, lock_folder, master
 from fastcar_cli.sweep.worker import Record, Task, Worker
 from fastcar_cli.system.files import sha256_of
 from fastcar_cli.system.plugins import can_judge
 from fastcar_fpga import preset_for
 
 SWEPT = (
-    "generation.seed",
-    "generation.samples",
-    "replay.tau",
-    "replay.gate",
-    "replay.score",
-    "attention.window",
-    "backend.name",
-    "backend.preset",
+    *("generation.seed", "generation.samples", "replay.tau", "replay.gate", "replay.score", "attention.window"),
+    *("backend.name", "backend.preset", "input."),
 )
-"""Keys that the grid decides, or (`backend.preset`) that matter for some of its cells only."""
+"""Keys that the grid decides, that matter for some of its cells only (`backend.preset`), or that cells name by a hash
+(frames of an input)."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A sweep as requested, parsed but not yet checked against a model. None: the configuration's own value.
+    """A sweep as requested, parsed but not yet checked against a model.
 
-    `record` gives arrays to save with each cell; the fingerprint has its name. `inputs` replace prompts.
+    `axes` are those of a `Grid`, where the configuration's own values are not wanted. `record` gives arrays to save
+    with each cell; the fingerprint has its name. `inputs` replace prompts.
     """
 
     config: RunConfig
     prompts: tuple[str, ...]
     seeds: tuple[int, ...]
-    taus: tuple[float | None, ...] | None
-    windows: tuple[int | None, ...] | None = None
-    gates: tuple[str, ...] | None = None
-    backends: tuple[str, ...] | None = None
+    axes: Mapping[str, tuple[Any, ...]]
     repeats: int = 3
     metrics: tuple[str, ...] = ()
     lpips: Path | None = None
@@ -70,17 +62,8 @@ class Request:
     engine: str = "local"
     address: str | None = None
     workers: int | None = None
-    scores: tuple[str, ...] | None = None
-    ratios: tuple[float, ...] | None = None
-    drafts: tuple[str, ...] | None = None
     record: Record | None = None
     inputs: ClipFiles = field(default_factory=ClipFiles)
-
-    @property
-    def held_ratios(self) -> tuple[float, ...]:
-        """Ratios for the controller to hold: those requested, else the configuration's."""
-        own = self.config.replay.ratio
-        return self.ratios if self.ratios is not None else () if own is None else (own,)
 
 
 @dataclass
@@ -102,16 +85,8 @@ class Session:
         """Load the model, unless a pipeline has it, and refuse what is impossible. Raises RequestError."""
         config = _plain(request)
         pipe = VideoPipeline.from_config(config) if loaded is None else loaded.with_config(config)
-        taus = request.taus
-        if taus is None:
-            tau = request.config.replay.tau
-            nothing = tau.off and not (request.held_ratios or request.drafts)
-            if nothing or len(tau.values) > 1:
-                raise RequestError("no thresholds given", hint=(Key("tau"), " off,0,-1,-2,-4"))
-            taus = () if tau.off else tau.values
         clips = _named_clips(request.inputs, pipe)
-        gate = request.config.replay.gate or str(pipe.resolved.replay.gate)
-        grid = _grid_of(request, tuple(clips) or request.prompts, taus, request.gates or (gate,))
+        grid = _grid_of(request, tuple(clips) or request.prompts, str(pipe.resolved.replay.gate))
         if len(grid) > MOST:
             raise RequestError(
                 f"the grid has {len(grid)} cells, allowed: {MOST}",
@@ -120,7 +95,7 @@ class Session:
         scorer = Scorer(tuple(n for n in request.metrics if n != "fidelity"), request.lpips)
         scorer.check(pipe.height, pipe.width)
         notices = first_of(pipe.notices([clips.get(p, p) for p in grid.prompts]))
-        if "pair" in grid.gates and pipe.settings.sampling.cfg == 1.0:
+        if "pair" in grid.gate and pipe.settings.sampling.cfg == 1.0:
             notices.append(
                 "gate pair: without guidance (cfg 1) a video is one row, so it decides as row does; "
                 "sampling.cfg=2 makes pairs"
@@ -129,20 +104,17 @@ class Session:
             notices.append("fidelity is left out: the package fastcar_lab, which judges videos, is not installed")
         if request.vbench:
             notices += check_names(grid.prompts, len(grid.seeds), pipe.fps)
-        for backend in grid.backends:
-            # Refuses an accelerator that is unknown or too small before any work is done.
-            pipe.with_config(config.changed({"backend.name": backend}))
-        for ratio in grid.ratios:
-            # Refuses what these frames can't reach.
-            pipe.with_config(config.changed({"replay.ratio": ratio}))
-        worker = Worker(config, scorer, "fidelity" in request.metrics, pipe, request.record, clips)
-        for draft in grid.drafts:
-            # Refuses a window above a frame.
-            worker.pipe(replace(next(grid.cells()), draft=draft))
-        groups = shard_of(grid.groups(), request.shard)
+        worker = Worker(config, scorer, "fidelity" in request.metrics, request.record, clips, pipe)
+        first = next(grid.cells())
+        # Refuse before any work: an accelerator that is unknown or too small, ratios and draft lengths above a frame's.
+        for axis in ("backend", "ratio", "draft"):
+            for value in getattr(grid, axis):
+                worker.pipe(replace(first, **{axis: value}))
+        every = grid.groups()
+        groups = shard_of(every, request.shard)
         if not groups:
             notices.append(
-                f"shard {request.shard} has nothing to do: the grid has {len(grid.groups())} groups of a dense cell "
+                f"shard {request.shard} has nothing to do: the grid has {len(every)} groups of a dense cell "
                 "and what is compared with it"
             )
         return cls(request, worker, grid, groups, notices)
@@ -155,9 +127,7 @@ class Session:
     def fingerprint(self) -> dict[str, Any]:
         """Everything that changes a cell apart from its own parameters, as flat keys."""
         request, pipe = self.request, self.worker.base
-        # Cells name the frames of an input by their hash.
-        keys = flat(pipe.resolved.to_dict())
-        keys = {k: v for k, v in keys.items() if k not in SWEPT and not k.startswith("input.")}
+        keys = {k: v for k, v in flat(pipe.resolved.to_dict()).items() if not k.startswith(SWEPT)}
         network = pipe.model.network
         keys |= {
             "fastcar": __version__,
@@ -170,7 +140,7 @@ class Session:
         }
         if request.lpips is not None:
             keys["lpips weights"] = sha256_of(request.lpips)
-        if "fpga-sim" in self.grid.backends:
+        if "fpga-sim" in self.grid.backend:
             accelerator = preset_for(pipe.config.backend.preset, pipe.spec)
             known = (accelerator, accelerator.card, accelerator.part)
             keys["backend.preset"] = hashlib.sha256(repr(known).encode()).hexdigest()
@@ -198,8 +168,8 @@ class Session:
         An upper bound where cells replay; metrics are not in it.
         """
         seconds: dict[str, float] = {}
-        for backend in self.grid.backends:
-            cell = Cell(self.grid.prompts[0], self.grid.seeds[0], None, self.grid.windows[0], "row", backend)
+        for backend in self.grid.backend:
+            cell = Cell(self.grid.prompts[0], self.grid.seeds[0], None, self.grid.window[0], "row", backend)
             self.worker.warm_up(cell)
             pipe = self.worker.pipe(cell)
             short = pipe.with_settings(frames=min(2, pipe.frames))
@@ -223,10 +193,7 @@ class Session:
         """
         for done in range(1, self.grid.repeats + 1):
             for finding in engine(t for g in self.groups if (t := _task_of(g, done, store)) is not None):
-                if isinstance(finding, CellRecord):
-                    store.put(finding)
-                else:
-                    store.add_run(finding.cell, finding.run)
+                store.put(finding, self.worker.config.video.scale)
                 if self.on_done is not None:
                     self.on_done(finding.cell)
 
@@ -237,7 +204,7 @@ class Session:
             if self.shard is not None:
                 store.read()
                 # Another shard may have joined axes of its own.
-                store.axes = store.compare(self.fingerprint())[1]
+                store.compare(self.fingerprint())
             config = self.worker.base.resolved.to_dict()
             results = build(store, self.worker.base, config, self.worker.scorer.keys)
             notes = write_tables(store.folder, results)
@@ -283,28 +250,27 @@ def _named_clips(inputs: ClipFiles, pipe: VideoPipeline) -> dict[str, Clip]:
     return clips
 
 
-def _grid_of(
-    request: Request, prompts: tuple[str, ...], taus: tuple[float | None, ...], gates: tuple[str, ...]
-) -> Grid:
-    """The grid of a request, its other axes from the configuration. Raises RequestError where it compares nothing."""
-    config = request.config
-    grid = Grid(
-        prompts=prompts,
-        seeds=request.seeds,
-        taus=taus,
-        windows=request.windows or (config.attention.window,),
-        gates=gates,
-        backends=request.backends or (config.backend.name,),
-        repeats=request.repeats,
-        scores=request.scores or (config.replay.score,),
-        ratios=request.held_ratios,
-        drafts=request.drafts or (OFF,),
-    )
-    if len(grid.scores) > 1 and any(t is not None for t in grid.taus):
+def _grid_of(request: Request, prompts: tuple[str, ...], gate: str) -> Grid:
+    """The grid of a request, its other axes from the configuration; `gate` is the model's.
+
+    Raises RequestError where it compares nothing.
+    """
+    config, axes = request.config, dict(request.axes)
+    own = config.replay
+    axes.setdefault("ratio", () if own.ratio is None else (own.ratio,))
+    if "tau" not in axes:
+        nothing = own.tau.off and not (axes["ratio"] or "draft" in axes)
+        if nothing or len(own.tau.values) > 1:
+            raise RequestError("no thresholds given", hint=(Key("tau"), " off,0,-1,-2,-4"))
+        axes["tau"] = () if own.tau.off else own.tau.values
+    others = {"window": config.attention.window, "gate": own.gate or gate, "backend": config.backend.name}
+    axes = {name: (value,) for name, value in others.items()} | {"score": (own.score,)} | axes
+    grid = Grid(prompts, request.seeds, repeats=request.repeats, **axes)
+    if len(grid.score) > 1 and any(t is not None for t in grid.tau):
         raise RequestError(
             "a threshold means something else under each",
             key="score",
-            value=",".join(grid.scores),
+            value=",".join(grid.score),
             hint=(Key("replay_ratio"), " 0.2,0.5,0.8 instead of ", Key("tau")),
         )
     return grid
@@ -321,25 +287,26 @@ def _plain(request: Request) -> RunConfig:
     if request.vbench and config.video.fps is None:
         keys["video.fps"] = VBENCH_FPS
     # What replay brings is measured alone unless drafts are wanted.
-    kind = OFF if request.drafts else config.draft.kind or OFF
+    kind = OFF if "draft" in request.axes else config.draft.kind or OFF
     return config.changed({**keys, "replay.score": DEFAULT, "draft.kind": kind})
 
 
 def grid_document(request: Request, folder: Path | None) -> dict[str, Any]:
     """What `--dry-run` prints: the grid, what of it is finished in the folder, and seconds expected by backend.
 
-    The weights of a model on the hub are not fetched for it, so there nothing is measured and no default of the
-    model is known. Raises RequestError as the sweep would.
+    The weights of a model on the hub are not fetched, so nothing is measured and the model's defaults are not known.
+    Raises RequestError as the sweep would.
     """
+    notes: list[str] = []
+    left = seconds = None
     if repository_of(request.config.model) is not None:
-        if request.taus is None or request.gates is None:
+        if not {"tau", "gate"} <= request.axes.keys():
             raise RequestError(
                 ("the grid of a model on the hub loads nothing, so it needs ", Key("tau"), " and ", Key("gate")),
                 hint=(Key("gate"), " row"),
             )
-        names = request.prompts or tuple(file.name for file in request.inputs.files)
-        grid = _grid_of(request, names, request.taus, request.gates)
-        groups, notes, seconds, left = shard_of(grid.groups(), request.shard), [], None, None
+        grid = _grid_of(request, request.prompts or tuple(file.name for file in request.inputs.files), "")
+        groups = shard_of(grid.groups(), request.shard)
     else:
         session = Session.open(request)
         grid, groups, notes = session.grid, session.groups, session.notices

@@ -5,47 +5,37 @@ DIR/cells/<id>.mp4      the video
 DIR/cells/<id>.npz      decoded frames of a dense cell, which the others are compared with
 DIR/cells/<id>.tokens.npz   arrays of a `record`
 DIR/cells/<id>.json     everything measured, with hashes of the files above; written last
+
+One sweep at a time uses a folder. Shards of the same division may share one, each with a lock of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Iterable
+import platform
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from fastcar_cli.errors import RequestError, RunError
-from fastcar_cli.media import open_writer
-from fastcar_cli.sweep.grid import OFF, Cell, Grid
-from fastcar_cli.sweep.lock import master
-from fastcar_cli.system.files import file_text, make_folder, read_arrays, sha256_of, write_arrays, write_whole
-from fastcar_cli.system.plain_data import Flag, Foreign, Size, checked, parse_json
+from fastcar_cli.pipeline.videos import Video
+from fastcar_cli.sweep.grid import Cell, Grid
+from fastcar_cli.system.files import file_text, locked, make_folder, read_arrays, sha256_of, write_arrays, write_whole
+from fastcar_cli.system.plain_data import Flag, Foreign, checked, parse_json
 
 FORMAT = "fastcar-sweep-1"
+LOCK = ".lock"
 
 _Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _Metrics = dict[str, Annotated[_Finite, Field(ge=-1000, le=1000)] | None]
-
-
-class _Axes(Foreign):
-    """Of sweep.json; folders of earlier versions have no scores, ratios and drafts."""
-
-    prompts: list[str]
-    seeds: list[int]
-    tau: list[_Finite | Literal["-inf"] | None]
-    window: list[int | None]
-    gate: list[str | None]
-    backend: list[str]
-    score: list[str] = Field(["tas"])
-    ratio: list[_Finite] = Field([])
-    draft: list[str] = Field([OFF])
-    repeats: Size
 
 
 class _Run(Foreign):
@@ -56,9 +46,6 @@ class _Run(Foreign):
 class _Replayed(Foreign):
     ratio: _Finite
     eligible_ratio: _Finite
-    by_layer: list[_Finite]
-    by_frame: list[_Finite]
-    map: list[list[list[_Finite]]]
 
 
 class _Fpga(Foreign):
@@ -75,7 +62,7 @@ class _Drafts(Foreign):
 
 
 class _Saved(Foreign):
-    """What a cell's file holds beside the cell; of earlier versions a part."""
+    """What a cell's file holds beside the cell; files of earlier versions lack some keys."""
 
     runs: Annotated[list[_Run], Field(min_length=1)]
     files: dict[str, str]
@@ -89,88 +76,113 @@ class _Saved(Foreign):
     kernels: str | None = None
 
 
-@dataclass
-class CellRecord:
-    """A decoded cell: its document, its frames uint8 [T, H, W, 3], and what its file carries.
+@dataclass(frozen=True)
+class Finding:
+    """One timed decode of a cell. The first one of a cell has its video and what else its files hold.
 
-    The document holds `metrics`, `frames`, `fidelity`, `replay`, `fpga`, `kernels` (who decoded), `digest` (of the
-    frames) and `runs`, a list of {"decode_s", "tokens_per_s"}. `arrays` are those of a `Record`.
+    `document` holds `metrics`, `frames`, `fidelity`, `replay`, `drafts`, `fpga`, `kernels` (the executor) and `digest`
+    (of the frames).
     """
 
     cell: Cell
-    document: dict[str, Any]
-    images: NDArray[np.uint8]
-    fps: int
-    scale: int
-    recipe: dict[str, Any]
+    run: dict[str, float]
+    video: Video | None = None
+    document: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, NDArray[Any]] | None = None
 
 
-@dataclass
-class Store:
-    """What is on disk of a sweep. `cells` holds the documents of finished cells by id."""
+@contextlib.contextmanager
+def master(folder: Path) -> Iterator[None]:
+    """Short turns of the shards of a folder at what they share (grid, tables). Raises RunError."""
+    busy = RunError(f"{folder / LOCK} has been held for two minutes", hint="is another sweep stuck?")
+    with locked(folder / LOCK, busy, seconds=120):
+        yield
 
-    folder: Path
-    cells: dict[str, dict[str, Any]] = field(default_factory=dict)
-    damaged: list[str] = field(default_factory=list)
-    axes: dict[str, Any] = field(default_factory=dict)
+
+@contextlib.contextmanager
+def lock_folder(folder: Path, shard: tuple[int, int] | None = None) -> Iterator[None]:
+    """Hold a sweep folder, or one shard of it. Raises RequestError where another sweep has it."""
+    part = "whole" if shard is None else f"{shard[0]}-of-{shard[1]}"
+    mine = folder / f"{LOCK}-{part}"
+    note = mine.with_name(f"{mine.name}.txt")
+    with contextlib.ExitStack() as held:
+        with master(folder):
+            for other in sorted({mine, *folder.glob(f"{LOCK}-*")}):
+                beside = shard is not None and other != mine and other.name.endswith(f"-of-{shard[1]}")
+                if beside or other.suffix == ".txt":
+                    continue
+                holder = "another process"
+                with contextlib.suppress(OSError, ValueError):
+                    holder = file_text(other.with_name(f"{other.name}.txt"))
+                busy = f"{folder}: another sweep runs there: {holder}"
+                lock = locked(other, RequestError(busy, hint="wait for it, or name another folder"))
+                if other == mine:
+                    held.enter_context(lock)
+                    continue
+                with lock:
+                    pass  # a killed sweep left it
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        with contextlib.suppress(OSError):
+            note.write_text(f"process {os.getpid()} on {platform.node()} ({part}), since {since}", encoding="utf-8")
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                note.unlink(missing_ok=True)
+
+
+class Store:
+    """What is on disk of a sweep: documents of finished cells by id, descriptions of damaged ones, axes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.cells_folder, self.file = folder, folder / "cells", folder / "sweep.json"
+        self.cells: dict[str, dict[str, Any]] = {}
+        self.damaged: list[str] = []
+        self.axes = Grid((), (), ())
 
     @classmethod
     def make(cls, folder: Path) -> Store:
         """A store in a folder, made if missing. Raises RequestError where it can't be written to."""
-        make_folder(folder / "cells")
-        for path in (folder, folder / "cells"):
-            if not os.access(path, os.W_OK | os.X_OK):
-                raise RequestError(f"{path} is not writable")
-        known = (folder / "sweep.json").exists()
+        store = cls(folder)
+        make_folder(folder)
+        make_folder(store.cells_folder)
         strangers = [p.name for p in folder.iterdir() if not p.name.startswith(".") and p.name != "cells"]
-        if not known and strangers and not any((folder / "cells").iterdir()):
-            (folder / "cells").rmdir()
-            raise RequestError(
-                f"{folder}: is not a sweep and not empty ({sorted(strangers)[0]})", hint="name a new folder"
-            )
-        return cls(folder)
-
-    @property
-    def cells_folder(self) -> Path:
-        """The folder of the cells."""
-        return self.folder / "cells"
+        if strangers and not store.file.exists() and not any(store.cells_folder.iterdir()):
+            store.cells_folder.rmdir()
+            raise RequestError(f"{folder}: is not a sweep and not empty ({min(strangers)})", hint="name a new folder")
+        return store
 
     def claim(self, fingerprint: dict[str, Any], grid: Grid) -> None:
         """Join a grid to the folder's, which must have been made with the same configuration.
 
         Raises RequestError that names the difference.
         """
-        file = self.folder / "sweep.json"
         with master(self.folder):
-            axes = grid.to_dict()
-            if file.exists():
-                before, old = self.compare(fingerprint)
-                fingerprint = {**before, **fingerprint}
-                axes = merged(old, axes)
-            self.axes = axes
-            document = {"format": FORMAT, "fingerprint": fingerprint, "plan": axes}
+            self.axes = grid
+            if self.file.exists():
+                fingerprint = {**self.compare(fingerprint), **fingerprint}
+                self.axes = self.axes.joined(grid)
+            document = {"format": FORMAT, "fingerprint": fingerprint, "plan": self.axes.to_dict()}
             text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
-            if not file.exists() or file_text(file) != text:
-                write_whole(file, text)
+            if not self.file.exists() or file_text(self.file) != text:
+                write_whole(self.file, text)
 
-    def compare(self, fingerprint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Fingerprint and axes of the folder. Raises RequestError where it holds another configuration."""
-        file = self.folder / "sweep.json"
+    def compare(self, fingerprint: dict[str, Any]) -> dict[str, Any]:
+        """Read the axes of the folder; its fingerprint. Raises RequestError where it holds another configuration."""
         try:
-            data = parse_json(file_text(file))
+            data = parse_json(file_text(self.file))
             if data["format"] != FORMAT:
                 raise ValueError(f"key 'format' is {data['format']!r}, allowed: {FORMAT!r}")
-            before, old = dict(data["fingerprint"]), checked(_Axes, data["plan"], file, "plan").model_dump()
+            before, self.axes = dict(data["fingerprint"]), checked(Grid, data["plan"], self.file, "plan")
         except (OSError, ValueError, KeyError, TypeError) as e:
-            raise RequestError(f"{file} is damaged: {e}", hint="restore it, or sweep into a new folder") from None
+            raise RequestError(f"{self.file} is damaged: {e}", hint="restore it, or sweep into a new folder") from None
         differs = difference(before, fingerprint)
         if differs is not None:
             raise RequestError(
                 f"{self.folder}: holds a sweep of another configuration: {differs}",
                 hint="name a new folder, or use the configuration of that sweep",
             )
-        return before, old
+        return before
 
     def clean(self) -> None:
         """Remove what a killed sweep left half-written. Only for who holds the whole folder."""
@@ -179,32 +191,26 @@ class Store:
                 path.unlink(missing_ok=True)
 
     def read(self, wanted: Iterable[Cell] | None = None) -> None:
-        """Load and check finished cells (all of the folder where none are named); damaged ones go to `damaged`."""
+        """Load and check finished cells, all of the folder by default; damaged ones go to `damaged`."""
         self.cells, self.damaged = {}, []
-        if wanted is None:
-            names = sorted(p.name.removesuffix(".json") for p in self.cells_folder.glob("[!.]*.json"))
-        else:
-            names = [c.id for c in wanted]
-        for name in names:
+        there = (p.name.removesuffix(".json") for p in self.cells_folder.glob("[!.]*.json"))
+        for name in sorted(there) if wanted is None else [c.id for c in wanted]:
             try:
-                document = self._load(name)
+                self.cells[name] = self._load(name)
             except FileNotFoundError:
                 continue
             except (OSError, ValueError, KeyError, TypeError, RequestError) as e:
                 self.damaged.append(f"{self.cells_folder / name}.json: {e}")
-                continue
-            self.cells[name] = document
 
     def _load(self, name: str) -> dict[str, Any]:
-        text = file_text(self.cells_folder / f"{name}.json")
-        document = parse_json(text, finite=True)
+        document = parse_json(file_text(self.cells_folder / f"{name}.json"), finite=True)
         if not isinstance(document, dict):
             raise ValueError("is not a cell")
         if document["id"] != name or Cell.from_dict(document).id != name:
             raise ValueError("belongs to another cell")
         checked(_Saved, document, name)
         if lacking := {"metrics", "frames", "fidelity", "fpga"} - document.keys():
-            raise ValueError(f"lacks {sorted(lacking)[0]}")
+            raise ValueError(f"lacks {min(lacking)}")
         for suffix, digest in document["files"].items():
             try:
                 if sha256_of(self.cells_folder / f"{name}{suffix}") != digest:
@@ -217,35 +223,28 @@ class Store:
         """How often a cell was timed; 0 where it is not finished."""
         return len(self.cells[cell.id]["runs"]) if cell.id in self.cells else 0
 
-    def put(self, record: CellRecord) -> None:
-        """Write a new cell. Raises RunError, leaving nothing half-written under a final name."""
-        name = record.cell.id
-        video = self.cells_folder / f"{name}.mp4"
-        with open_writer(video, fps=record.fps, scale=record.scale, recipe=record.recipe) as writer:
-            for image in record.images:
-                writer.add(image)
-        arrays: dict[str, dict[str, Any]] = {".npz": {"frames": record.images}} if record.cell.dense else {}
-        if record.arrays is not None:
-            arrays[".tokens.npz"] = record.arrays
-        for suffix, held in arrays.items():
-            write_arrays(self.cells_folder / f"{name}{suffix}", held)
-        try:
-            files = {suffix: sha256_of(self.cells_folder / f"{name}{suffix}") for suffix in (".mp4", *arrays)}
-        except OSError as e:
-            raise RunError(f"{e.filename} can't be read: {e.strerror}") from None
-        document = {"id": name, **record.cell.to_dict(), **record.document, "files": files}
-        self._save(document)
+    def put(self, finding: Finding, scale: int) -> None:
+        """Write a new cell, its video `scale` times as large, or add one more timing to a finished one.
 
-    def add_run(self, cell: Cell, run: dict[str, float]) -> None:
-        """Add one more timing to a finished cell."""
-        document = dict(self.cells[cell.id])
-        document["runs"] = [*document["runs"], run]
-        self._save(document)
-
-    def _save(self, document: dict[str, Any]) -> None:
-        text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
-        write_whole(self.cells_folder / f"{document['id']}.json", text)
-        self.cells[document["id"]] = document
+        Raises RunError, leaving nothing half-written under a final name.
+        """
+        name, video = finding.cell.id, finding.video
+        if video is None:
+            document = self.cells[name] | {"runs": [*self.cells[name]["runs"], finding.run]}
+        else:
+            video.save(self.cells_folder / f"{name}.mp4", scale)
+            arrays: dict[str, dict[str, Any]] = {".npz": {"frames": video.frames}} if finding.cell.dense else {}
+            if finding.arrays is not None:
+                arrays[".tokens.npz"] = finding.arrays
+            for suffix, own in arrays.items():
+                write_arrays(self.cells_folder / f"{name}{suffix}", own)
+            try:
+                files = {suffix: sha256_of(self.cells_folder / f"{name}{suffix}") for suffix in (".mp4", *arrays)}
+            except OSError as e:
+                raise RunError(f"{e.filename} can't be read: {e.strerror}") from None
+            document = {"id": name, **finding.cell.to_dict(), **finding.document, "runs": [finding.run], "files": files}
+        write_whole(self.cells_folder / f"{name}.json", json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        self.cells[name] = document
 
     def frames(self, reference: Cell) -> NDArray[np.uint8]:
         """Decoded frames of a finished dense cell. Raises RunError."""
@@ -260,21 +259,10 @@ class Store:
             raise RunError(f"{file} can't be read: {e}", hint="the same command makes it again") from None
 
 
-def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Axes of both grids: new values go last, seeds in order, thresholds from off downwards."""
-    both: dict[str, Any] = {"repeats": max(old["repeats"], new["repeats"])}
-    for key in ("prompts", "seeds", "tau", "window", "gate", "backend", "score", "ratio", "draft"):
-        both[key] = [*old[key], *(v for v in new[key] if v not in old[key])]
-    both["ratio"] = sorted(both["ratio"])
-    both["seeds"] = sorted(both["seeds"])
-    both["tau"] = sorted(both["tau"], key=lambda t: (t is not None, 0.0 if t is None else -float(t)))
-    return both
-
-
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
     """The first thing in which two configurations differ, in words; None where they agree.
 
-    An accelerator named by one of them only does not count as a difference: a sweep may add `--backend fpga-sim` later.
+    An accelerator in only one of them is not a difference: a sweep may add `--backend fpga-sim` later.
     """
     for key in sorted({*before, *now}):
         if key == "backend.preset" and not (key in before and key in now):

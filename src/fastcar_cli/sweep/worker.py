@@ -25,7 +25,7 @@ from fastcar_cli.pipeline.videos import Video
 from fastcar_cli.sweep.grid import OFF as NO_DRAFTS
 from fastcar_cli.sweep.grid import Cell
 from fastcar_cli.sweep.metrics import Scorer
-from fastcar_cli.sweep.store import CellRecord
+from fastcar_cli.sweep.store import Finding
 from fastcar_cli.system.plugins import world_of
 
 
@@ -33,8 +33,7 @@ from fastcar_cli.system.plugins import world_of
 class Task:
     """Cells of one group to decode once each, the dense one first.
 
-    `known` are cells that were measured before and are only timed again. `reference` are the dense cell's frames
-    where it is among neither.
+    `known` cells were measured before and are only timed. `reference`: frames of a dense cell that is not among them.
     """
 
     cells: tuple[Cell, ...]
@@ -42,15 +41,6 @@ class Task:
     reference: NDArray[np.uint8] | None
 
 
-@dataclass(frozen=True)
-class Timing:
-    """One more timed decode of a cell that was measured before."""
-
-    cell: Cell
-    run: dict[str, float]
-
-
-Finding = CellRecord | Timing
 Record = Callable[[VideoPipeline], dict[str, NDArray[Any]]]
 """Arrays to save with a cell, from the pipeline that decoded it."""
 
@@ -63,19 +53,16 @@ class Worker:
         config: RunConfig,
         scorer: Scorer,
         fidelity: bool,
+        record: Record | None,
+        clips: Mapping[str, Clip],
         pipe: VideoPipeline | None = None,
-        record: Record | None = None,
-        clips: Mapping[str, Clip] | None = None,
     ) -> None:
         """Load the model of `config` unless a pipeline that has it is given.
 
         `fidelity` judges videos where the model's world has a judge. `clips` are the clips of prompts by name.
         """
-        self.clips = dict(clips or {})
-        self.record = record
-        self.config, self.scorer = config, scorer
-        self.base = pipe or VideoPipeline.from_config(config)
-        base = self.base
+        self.config, self.scorer, self.record, self.clips = config, scorer, record, clips
+        self.base = base = pipe or VideoPipeline.from_config(config)
         world = world_of(base.model.tokenizer, base.height, base.width) if fidelity else None
         self.judge = None if world is None else world.judge
         self._warm: set[str] = set()
@@ -84,8 +71,7 @@ class Worker:
         """As `engines.TaskWorker` describes."""
         lpips = self.scorer.lpips
         scorer = replace(self.scorer, lpips=None if lpips is None else lpips.resolve())
-        fidelity = self.judge is not None
-        return partial(Worker, self.config, scorer, fidelity, record=self.record, clips=self.clips)
+        return partial(Worker, self.config, scorer, self.judge is not None, self.record, self.clips)
 
     def begin(self, prompt: str) -> Prompt:
         """The clip of that name, else the text itself."""
@@ -93,12 +79,12 @@ class Worker:
 
     def pipe(self, cell: Cell) -> VideoPipeline:
         """The pipeline of a cell, sharing the model."""
-        keys = {"replay.tau": "off" if cell.tau is None else cell.tau, "replay.ratio": cell.ratio}
-        keys |= {"replay.gate": cell.gate, "replay.score": cell.score}
-        keys |= {"attention.window": cell.window, "backend.name": cell.backend}
+        keys = {"replay.tau": "off" if cell.tau is None else cell.tau, "attention.window": cell.window}
+        keys |= {f"replay.{name}": getattr(cell, name) for name in ("ratio", "gate", "score")}
+        keys |= {"backend.name": cell.backend}
         if cell.draft != NO_DRAFTS:
-            kind, _, window = cell.draft.partition("-")
-            keys |= {"draft.kind": kind, "draft.window": int(window)}
+            kind, _, length = cell.draft.partition("-")
+            keys |= {"draft.kind": kind, "draft.window": int(length)}
         return self.base.with_config(self.config.changed(keys))
 
     def warm_up(self, cell: Cell) -> None:
@@ -112,80 +98,60 @@ class Worker:
             short.run([self.begin(cell.prompt)], [cell.seed])
         self._warm.add(cell.backend)
 
-    def decode(self, cell: Cell) -> tuple[VideoPipeline, Video]:
-        """Decode a cell; its pipeline, and the video."""
-        with memory_errors(("fewer ", Key("frames"), " need less; finished cells stay")):
-            self.warm_up(cell)
-            pipe = self.pipe(cell)
-            (video,) = pipe.videos([self.begin(cell.prompt)], [cell.seed])
-            return pipe, video
-
     def work(self, task: Task) -> Iterator[Finding]:
         """Each cell of a task in turn, as soon as it is done."""
         reference = task.reference
         for cell in task.cells:
-            pipe, video = self.decode(cell)
+            with memory_errors(("fewer ", Key("frames"), " need less; finished cells stay")):
+                self.warm_up(cell)
+                pipe = self.pipe(cell)
+                (video,) = pipe.videos([self.begin(cell.prompt)], [cell.seed])
             run = {k: video.report["timing"][k] for k in ("decode_s", "tokens_per_s")}
             if cell.dense:
                 reference = video.frames
             if cell in task.known:
-                yield Timing(cell, run)
+                yield Finding(cell, run)
                 continue
-            yield self._measure(cell, pipe, video, None if cell.dense else reference, run)
+            document = self._measured(pipe, video, None if cell.dense else reference)
+            yield Finding(cell, run, video, document, self.record(pipe) if self.record else None)
 
-    def _measure(
-        self,
-        cell: Cell,
-        pipe: VideoPipeline,
-        video: Video,
-        reference: NDArray[np.uint8] | None,
-        run: dict[str, float],
-    ) -> CellRecord:
-        report, images = video.report, video.frames
-        replay = report["replay"]
+    def _measured(self, pipe: VideoPipeline, video: Video, reference: NDArray[np.uint8] | None) -> dict[str, Any]:
+        """The document of a `Finding`."""
+        report, images, fpga = video.report, video.frames, video.report["backend"]
         means, frames = (None, None) if reference is None else self.scorer.score(images, reference)
-        accelerator = report["backend"]
-        document: dict[str, Any] = {
+        ratios = {k: report["replay"][k] for k in ("ratio", "eligible_ratio", "by_layer", "by_frame")}
+        emulated = {k: fpga[k] for k in ("cycles", "latency_s", "energy_j")} if fpga["name"] == "fpga-sim" else None
+        return {
             "metrics": means,
             "frames": frames,
             "fidelity": None if self.judge is None else self.judge(images, report["reading"]["tokens"]),
-            "replay": {
-                **{k: replay[k] for k in ("ratio", "eligible_ratio", "by_layer", "by_frame")},
-                "map": replay_map(pipe),
-            },
+            "replay": {**ratios, "map": replay_map(pipe)},
             "drafts": draft_data(pipe, report["draft"]),
-            "fpga": {k: accelerator[k] for k in ("cycles", "latency_s", "energy_j")}
-            if accelerator["name"] == "fpga-sim"
-            else None,
+            "fpga": emulated,
             "kernels": report["kernels"]["name"],
             "digest": hashlib.sha256(images.tobytes()).hexdigest(),
-            "runs": [run],
         }
-        arrays = self.record(pipe) if self.record else None
-        return CellRecord(cell, document, images, pipe.fps, self.config.video.scale, video.recipe, arrays)
 
 
 def draft_data(pipe: VideoPipeline, report: dict[str, Any]) -> dict[str, Any]:
-    """What drafts did: tokens a pass, of the video and of each frame, and which codes were drafted right, [T, h, w].
+    """What drafts did: tokens per pass, of the video and of each frame, and accepted drafts by position, [T, h, w].
 
-    A pass belongs to the frame of its first new token. 0, and no tokens a pass, in frames that the prompt holds; all
-    pictures of a frame of codes have what it has.
+    A pass belongs to the frame of its first new token. Frames that the prompt holds have 0 and no tokens per pass; all
+    frames of a latent frame have the latent frame's.
     """
     decode, (h, w) = pipe.decode, pipe.grid
     assert decode is not None and decode.drafter is not None
-    last, pictures = decode.settings.frames - 1, decode.model.spec.frame_spec.pictures
+    last, frames = decode.settings.frames - 1, decode.model.spec.frame_spec.pictures
     tokens, passes = np.zeros(last + 1), np.zeros(last + 1)
     for run in decode.drafter.passes:
         frame = min((run.first[0] + 1) // decode.frame, last)
         tokens[frame] += run.accepted[0]
         passes[frame] += 1
-    each = [
-        t / p if p else None for t, p in zip(tokens.tolist(), passes.tolist(), strict=True) for _ in range(pictures)
-    ]
+    each = [t / p if p else None for t, p in zip(tokens.tolist(), passes.tolist(), strict=True) for _ in range(frames)]
     codes = [place for place in range(decode.frame) if place not in decode.model.spec.layout.delimiters]
     places = np.zeros((pipe.frames, h, w), np.int64)
     drafted = decode.drafter.drafted[0].view(-1, decode.frame)[:, codes].view(-1, h, w)
-    places[pipe.context :] = drafted.repeat_interleave(pictures, 0).numpy()
+    places[pipe.context :] = drafted.repeat_interleave(frames, 0).numpy()
     return {
         **{key: report[key] for key in ("passes", "tokens_per_pass", "accepted_by_frame")},
         "tokens_by_frame": [None] * pipe.context + each,
@@ -196,10 +162,9 @@ def draft_data(pipe: VideoPipeline, report: dict[str, Any]) -> dict[str, Any]:
 def replay_map(pipe: VideoPipeline) -> list[list[list[float]]]:
     """Share of layers and rows that replayed at each code's position, [T, h, w].
 
-    0 in frames that the prompt holds, and for the last token, which is never fed back.
+    0 in frames that the prompt holds, and for the last token, which is not an input of any pass.
     """
-    h, w = pipe.grid
-    places = np.zeros((pipe.frames, h, w))
-    if pipe.decode is not None:
-        places[pipe.context :] = pipe.decode.replay_shares().view(-1, h, w).numpy()
+    assert pipe.decode is not None
+    places = np.zeros((pipe.frames, *pipe.grid))
+    places[pipe.context :] = pipe.decode.replay_shares().view(-1, *pipe.grid).numpy()
     return np.round(places, 4).tolist()

@@ -39,8 +39,8 @@ def drafts_of(study: Study) -> tuple[str, ...]:
 
 def needs(study: Study) -> list[Job]:
     """Thresholds, and the kept ratio, with and without drafts; cells of a video are timed in turn."""
-    drafts = ("drafts", (OFF, *drafts_of(study)))
-    return [Job(FOLDER, axes=(("taus", TAUS), ("ratios", study.reached((KEPT,))), drafts, ("repeats", REPEATS)))]
+    drafts = ("draft", (OFF, *drafts_of(study)))
+    return [Job(FOLDER, axes=(("tau", TAUS), ("ratio", study.reached((KEPT,))), drafts, ("repeats", REPEATS)))]
 
 
 def _levels(study: Study) -> list[dict[str, float]]:

@@ -30,7 +30,7 @@ def needs(study: Study) -> list[Job]:
     """Dense videos, and each score at the highest ratio."""
     jobs = [Job(observe=True)]
     if ratios := study.reached(RATIOS)[-1:]:
-        jobs.append(Job(SCORED, axes=(("scores", tuple(SCORES)), ("ratios", ratios)), prompts=SCORED_PROMPTS))
+        jobs.append(Job(SCORED, axes=(("score", tuple(SCORES)), ("ratio", ratios)), prompts=SCORED_PROMPTS))
     return jobs
 
 

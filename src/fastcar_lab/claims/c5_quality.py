@@ -20,7 +20,7 @@ LOSSES = {"ssim": 0.02, "psnr_db": 0.23, "right": 0.02}
 
 def needs(study: Study) -> list[Job]:
     """The paper's thresholds, everything replayed, and its ratios."""
-    return [Job(axes=(("taus", (*TAUS, -math.inf)), ("ratios", study.reached(RATIOS))))]
+    return [Job(axes=(("tau", (*TAUS, -math.inf)), ("ratio", study.reached(RATIOS))))]
 
 
 def judge(study: Study) -> Finding:

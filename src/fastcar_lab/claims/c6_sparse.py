@@ -51,11 +51,11 @@ def _longer(study: Study) -> dict[int, str]:
 def needs(study: Study) -> list[Job]:
     """Windows with and without replay, at the model's own length and at longer ones."""
     ratios = study.reached(RATIOS)
-    jobs = [Job(axes=(("ratios", ratios),))]
+    jobs = [Job(axes=(("ratio", ratios),))]
     if windows := _windows(study):
-        jobs.append(Job(WINDOWED, axes=(("windows", windows), ("ratios", ratios[-1:]))))
+        jobs.append(Job(WINDOWED, axes=(("window", windows), ("ratio", ratios[-1:]))))
     for frames, folder in _longer(study).items():
-        axes = (("windows", (None, *_windows(study, frames))), ("ratios", ratios[-1:]))
+        axes = (("window", (None, *_windows(study, frames))), ("ratio", ratios[-1:]))
         jobs.append(Job(folder, (("generation.frames", frames),), axes, LONG_PROMPTS))
     return jobs
 

@@ -24,8 +24,8 @@ def needs(study: Study) -> list[Job]:
     """Ratios kept by one threshold and by one a layer, and the paper's thresholds."""
     ratios = study.reached(RATIOS)
     return [
-        Job(axes=(("taus", (*TAUS, -math.inf)), ("ratios", ratios))),
-        Job(GLOBAL, (("replay.controller", "global"),), (("ratios", ratios),)),
+        Job(axes=(("tau", (*TAUS, -math.inf)), ("ratio", ratios))),
+        Job(GLOBAL, (("replay.controller", "global"),), (("ratio", ratios),)),
     ]
 
 

@@ -23,8 +23,8 @@ WINDOW, BEST = 16, 2.13
 def needs(study: Study) -> list[Job]:
     """The paper's ratios, and everything replayed with a window."""
     return [
-        Job(axes=(("ratios", study.reached(RATIOS)), ("taus", (-math.inf,)))),
-        Job(WINDOWED, axes=(("windows", (WINDOW,)), ("taus", (-math.inf,)))),
+        Job(axes=(("ratio", study.reached(RATIOS)), ("tau", (-math.inf,)))),
+        Job(WINDOWED, axes=(("window", (WINDOW,)), ("tau", (-math.inf,)))),
     ]
 
 

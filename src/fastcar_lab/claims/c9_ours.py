@@ -51,8 +51,8 @@ def _converted(study: Study) -> Path:
 def needs(study: Study) -> list[Job]:
     """The highest ratio kept in every format, and the paper's thresholds for how far a fixed one strays."""
     ratios = study.reached(RATIOS)
-    jobs = [Job(axes=(("ratios", ratios), ("taus", TAUS)))]
-    return jobs + [Job(name, config, (("ratios", ratios[-1:]),)) for name, config in formats(study).items()]
+    jobs = [Job(axes=(("ratio", ratios), ("tau", TAUS)))]
+    return jobs + [Job(name, config, (("ratio", ratios[-1:]),)) for name, config in formats(study).items()]
 
 
 def _error(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float:

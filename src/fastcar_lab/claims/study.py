@@ -41,8 +41,8 @@ Arrays = dict[str, NDArray[Any]]
 class Job:
     """Cells that a claim needs: the folder's name, keys of the configuration that make it another, and axes.
 
-    `axes` are fields of a sweep's Request: taus, windows, gates, scores, ratios. `prompts` is how many of the study's
-    prompts are decoded at most, from the first on. `observe`: every token of the dense videos, see `Study.observed`.
+    `axes` are those of a sweep's grid, and its repeats. `prompts`: how many of the study's prompts are decoded at most,
+    from the first on. `observe`: every token of the dense videos, see `Study.observed`.
     """
 
     folder: str = MAIN
@@ -124,13 +124,13 @@ class Study:
             del left[-len(batch) :]
 
     def _session(self, job: Job) -> Session:
-        config = self.base.changed(dict(job.config))
+        config, axes = self.base.changed(dict(job.config)), {"tau": (), **dict(job.axes)}
         request = Request(
-            config=config, prompts=self.prompts[: job.prompts], seeds=self.seeds, taus=(), repeats=1,
-            metrics=self._metrics(), record=codes,
+            config=config, prompts=self.prompts[: job.prompts], seeds=self.seeds, repeats=axes.pop("repeats", 1),
+            axes=axes, metrics=self._metrics(), record=codes,
         )  # fmt: skip
         weights = {k for k, _ in job.config} & {"runtime.dtype", "model"}
-        return Session.open(replace(request, **dict(job.axes)), None if weights else self.pipe)
+        return Session.open(request, None if weights else self.pipe)
 
     def _metrics(self) -> tuple[str, ...]:
         """Those of a sweep that frames of this size allow."""
@@ -182,7 +182,7 @@ class Study:
     def _wanted(self, folder: str, **fields: Any) -> Iterator[Cell]:
         session, _ = self._sessions[folder]
         dense = fields.get("tau") is None and fields.get("ratio") is None
-        gate = "row" if dense else session.grid.gates[0]
+        gate = "row" if dense else session.grid.gate[0]
         for prompt in session.grid.prompts:
             for seed in self.seeds:
                 yield replace(Cell(prompt, seed, None, None, gate, "torch"), **fields)
