@@ -17,14 +17,13 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from support.faults import Ended, Fault, Processes, processes
+from support.faults import SIGNALS, Ended, Fault, Processes, processes
 from support.sweeping import BALL, STAR, TINY_METRICS, tiny_folder
 
 from fastcar_cli.media import read_frames, read_recipe
 from fastcar_cli.system.files import sha256_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")]
-SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1, signal.SIGKILL]
 LOCKS = {".lock", ".lock-whole"}
 """Of a sweep's folder and of a conversion that is not done: empty files that stay."""
 SMALL = ["--model", "../tiny", "--frames", "2"]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from support.processes import SCREEN
 
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1, signal.SIGKILL]
 _CHANGES = ("open", "os.rename", "os.link", "os.remove", "os.mkdir", "os.rmdir")
 _SERVER = f"""
 import errno, importlib, json, os, signal, sys, time
@@ -24,8 +25,20 @@ for name in ("generate", "sweep", "sweep_render", "convert", "demo", "many", "wr
 for name in ("pipeline.pipeline", "sweep.session", "convert.convert", "media", "demo.make", "demo.server"):
     importlib.import_module("fastcar_cli." + name)
 import av, pyarrow.parquet
-from fastcar_cli.__main__ import run
+from fastcar_cli import __main__ as program
 
+# Signals wait until the program can answer them: Python's own start is not what these tests are about.
+signals = {sorted(map(int, SIGNALS))!r}
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+open_streams = program.open_streams
+
+
+def begin():
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    open_streams()
+
+
+program.open_streams = begin
 for line in sys.stdin:
     order = json.loads(line)
     sys.stdout.flush()
@@ -76,7 +89,7 @@ if order["fsync"]:
         raise OSError(getattr(errno, order["fsync"]), os.strerror(getattr(errno, order["fsync"])))
 
     os.fsync = fsync
-run()
+program.run()
 """
 
 
