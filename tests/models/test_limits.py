@@ -1,4 +1,4 @@
-"""What the process may use: quotas and limits of its own control group and of those above, in both versions."""
+"""What the process may use: quotas and limits of its own control group and of those above."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_nothing_set_leaves_affinity_and_machine(groups: Path) -> None:
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("250000 100000", 2), ("50000 100000", 1), ("100000 20000", 5)])
-def test_quota_of_version_2(groups: Path, quota: str, cores: int) -> None:
+def test_quota(groups: Path, quota: str, cores: int) -> None:
     (groups / "own").write_text("0::/a/b\n")
     _put(groups / "a" / "b", cpu_max=quota)
     assert limits.cores() == cores
@@ -49,11 +49,9 @@ def test_groups_above_count(groups: Path) -> None:
     assert (limits.cores(), limits.free_memory(100 * GIB)) == (3, 2 * GIB)
 
 
-def test_version_1_with_the_path_of_a_host(groups: Path) -> None:
-    (groups / "own").write_text("4:memory:/docker/1\n3:cpu,cpuacct:/docker/1\n0::/\n")
-    _put(groups / "cpu,cpuacct", **{"cpu_cfs_quota_us": "200000", "cpu_cfs_period_us": "100000"})
-    stat = f"inactive_file 0\ntotal_inactive_file {GIB}\ntotal_active_file 0\ntotal_dirty 0"
-    _put(groups / "memory", memory_limit_in_bytes=f"{4 * GIB}", memory_usage_in_bytes=f"{4 * GIB}", memory_stat=stat)
+def test_the_path_of_a_host_of_which_the_root_is_mounted(groups: Path) -> None:
+    (groups / "own").write_text("4:memory:/other\n0::/docker/1\n")
+    _put(groups, cpu_max="200000 100000", memory_max=f"{4 * GIB}", memory_current=f"{3 * GIB}")
     assert (limits.cores(), limits.free_memory(100 * GIB)) == (2, GIB)
 
 

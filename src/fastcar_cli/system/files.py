@@ -20,7 +20,6 @@ import re
 import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -31,18 +30,13 @@ import psutil
 from fastcar_cli.errors import FastcarError, RequestError, RunError, Text
 from fastcar_cli.system.signals import uninterrupted
 
-MOST_PIPED = 2**30
-"""Bytes of a pipe, and of unpacked arrays, that are read at most."""
-MOST_TEXT = 2**26
-"""Bytes of the largest text that is read; tokenizers of large models take some 20 MiB."""
+MOST_ARRAYS, MOST_TEXT = 2**30, 2**26
+"""Bytes of arrays, and of a text (tokenizers of large models take some 20 MiB), that are read at most."""
 
 
 @cache
 def _machine() -> str:
-    """A name for where process numbers mean the same processes, among machines that share a folder.
-
-    Of the same length for all, so that no name begins with that of another. Containers count their own processes.
-    """
+    """A name, equally long everywhere, for where process numbers mean the same processes: a machine or container."""
     try:
         processes = Path("/proc/self/ns/pid").stat().st_ino
     except OSError:  # not Linux
@@ -50,14 +44,18 @@ def _machine() -> str:
     return hashlib.sha256(f"{platform.node()} {processes}".encode()).hexdigest()[:12]
 
 
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
 def _remove_left(folder: Path, begin: str) -> None:
     """Remove what killed processes of this machine left under names that begin so, followed by their number."""
     for left in folder.glob(f"{glob.escape(begin)}*"):
         number = re.match("[0-9]+", left.name.removeprefix(begin))
         if number and not psutil.pid_exists(int(number[0])):
-            shutil.rmtree(left, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                left.unlink(missing_ok=True)
+            _remove(left)
 
 
 _FOLDERS: set[Path] = set()
@@ -69,16 +67,11 @@ def _remove_mine() -> None:
     """Remove hidden files of this process: a signal may fall between the making of one and what removes it."""
     for folder in _FOLDERS:
         for left in folder.glob(f".*-fastcar-{_machine()}-{os.getpid()}-*"):
-            shutil.rmtree(left, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                left.unlink(missing_ok=True)
+            _remove(left)
 
 
 def hidden_beside(path: Path, make: Callable[[Path], None]) -> Path:
-    """Let `make` make something under a hidden name beside `path`; it raises FileExistsError where one exists.
-
-    Removes the hidden files for `path` of killed processes of this machine.
-    """
+    """Let `make` make something under a hidden name beside `path`; removes what killed processes left there."""
     begin = f".{path.stem[:30]}-fastcar-{_machine()}-"
     _remove_left(path.parent, begin)
     _FOLDERS.add(path.parent.absolute())
@@ -127,18 +120,8 @@ def _first_free(file: Path, names: Iterable[Path]) -> Path:
     raise AssertionError("names do not end")
 
 
-def _flush(file: Path) -> None:
-    """Flush a file's bytes to the disk; FUSE, shared folders and some network drives can't, and their files stay.
-
-    Raises OSError where the disk is full or fails.
-    """
-    # Windows flushes files that are open for writing only.
-    with file.open("r+b" if os.name == "nt" else "rb") as f:
-        flush(f.fileno())
-
-
 def flush(descriptor: int) -> None:
-    """As `_flush`, of an open file."""
+    """Flush an open file to the disk, where its file system can. Raises OSError where the disk is full or fails."""
     try:
         os.fsync(descriptor)
     except OSError as e:
@@ -152,12 +135,13 @@ def _copy_mode(path: Path, temporary: Path) -> None:
 
 
 def publish(temporary: Path, path: Path, *, new: bool) -> Path:
-    """Put a finished file under its name, in one step and with its bytes on disk; the name it got.
+    """Put a finished file, flushed to the disk, under its name in one step; the name it got.
 
-    With `new` an existing file stays, and the name gets a number: no two runs end with the same one. Without, the file
-    gets the mode of the one that it replaces.
+    With `new` an existing file stays, and the name gets a number; without, the file gets the mode of the old one.
     """
-    _flush(temporary)
+    # Windows flushes files that are open for writing only.
+    with temporary.open("r+b" if os.name == "nt" else "rb") as f:
+        flush(f.fileno())
     if not new:
         if path.exists():
             require_regular(path)
@@ -189,10 +173,7 @@ def publish_folder(temporary: Path, path: Path) -> Path:
 
 
 def write_whole(path: Path, data: bytes | str, *, new: bool = False) -> None:
-    """Write a file under a hidden name beside it and rename it. Raises RunError, leaving what was there.
-
-    With `new` an existing file stays, and the name gets a number.
-    """
+    """Write a file under a hidden name and `publish` it. Raises RunError, leaving what was there."""
     temporary: Path | None = None
     with uninterrupted():
         try:
@@ -211,9 +192,7 @@ def write_whole(path: Path, data: bytes | str, *, new: bool = False) -> None:
 
 @contextlib.contextmanager
 def staging(folder: Path) -> Iterator[Path]:
-    """A hidden folder of this process for files that are not finished; those that killed processes of this machine left
-    are removed.
-    """
+    """A hidden folder of this process for unfinished files; those that killed processes left are removed."""
     begin = f".fastcar-{_machine()}-"
     _remove_left(folder, begin)
     mine = folder / f"{begin}{os.getpid()}"
@@ -244,30 +223,29 @@ def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def read_arrays(file: Path) -> dict[str, Any]:
-    """The arrays of a .npz by name, or that of a .npy under "", but for arrays of Python objects, which are pickles.
+    """The arrays of a .npz by name, or that of a .npy under ""; arrays of Python objects, which are pickles, are skipped.
 
-    Raises OSError, or ValueError for another file, or one of more than a gigabyte.
+    Raises OSError, or ValueError for another file, one of Python objects only or of more than a gigabyte.
     """
     import numpy as np
 
-    require_regular(file, MOST_PIPED)
+    require_regular(file, MOST_ARRAYS)
     try:
         loaded = np.load(file, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             return {"": loaded}
         with loaded:
-            if sum(member.file_size for member in loaded.zip.infolist()) > MOST_PIPED:
-                raise ValueError(f"holds more than {MOST_PIPED:,} bytes")
-            arrays, objects = {}, ""
+            if sum(member.file_size for member in loaded.zip.infolist()) > MOST_ARRAYS:
+                raise ValueError(f"holds more than {MOST_ARRAYS:,} bytes")
+            arrays = {}
             for name in loaded.files:
                 try:
                     arrays[name] = loaded[name]
                 except ValueError as e:
                     if why_unread(e) != OBJECTS:
                         raise
-                    objects = OBJECTS
-            if objects and not arrays:
-                raise ValueError(objects)
+            if loaded.files and not arrays:
+                raise ValueError(OBJECTS)
             return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
     except OSError:
         raise
@@ -282,49 +260,15 @@ def read_arrays(file: Path) -> dict[str, Any]:
 OBJECTS = "it holds Python objects, which fastcar does not load"
 
 
+def reason_of(error: Exception) -> str:
+    """Why a file can't be read or written, without its name."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
 def why_unread(error: Exception) -> str:
     """The first line of a library's error, without its advice to run what a file holds."""
     said = str(error).partition("\n")[0] or type(error).__name__
     return OBJECTS if re.search("allow_pickle|Weights only load failed", said) else said
-
-
-_KINDS = ((b"PK\x03\x04", ".npz"), (b"\x93NUMPY", ".npy"), (b"GIF8", ".gif"), (b"{", ".json"), (b"[", ".json"))
-"""First bytes of the kinds of files that are known by their suffix."""
-
-
-@cache
-def _folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="fastcar-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-COPIES: dict[str, str] = {}
-"""Copies of pipes by their path, with the name that the user gave."""
-
-
-def spooled(path: Path) -> Path:
-    """A file that may be read twice and has a suffix: itself, or a copy of a pipe or of standard input (also `-`).
-
-    The copy is there until the program ends. Raises RequestError for more than a gigabyte.
-    """
-    given, path = str(path), Path("/dev/stdin") if str(path) == "-" else path
-    try:
-        standard = path.parent in (Path("/dev"), Path("/dev/fd")) and path.name in ("stdin", *map(str, range(1024)))
-        if not standard and not stat.S_ISFIFO(path.stat().st_mode):
-            return path
-        with path.open("rb") as pipe:
-            data = pipe.read(MOST_PIPED + 1)
-    except OSError:
-        return path  # whoever reads it says what is wrong
-    if len(data) > MOST_PIPED:
-        raise RequestError(f"{path} holds more than {MOST_PIPED:,} bytes", hint="give a file")
-    text = "" if b"\0" in data else ".csv"
-    suffix = next((s for begin, s in _KINDS if data.lstrip(b" \r\n\t").startswith(begin)), text)
-    copy = _folder() / f"{path.name}{'.safetensors' if data[8:9] == b'{' else suffix}"
-    copy.write_bytes(data)
-    COPIES[str(copy)] = given
-    return copy
 
 
 def require_regular(file: Path, most: float = math.inf) -> None:
@@ -337,10 +281,7 @@ def require_regular(file: Path, most: float = math.inf) -> None:
 
 
 def file_text(path: Path, encoding: str = "utf-8") -> str:
-    """The text of a file, each end of a line one character. Raises OSError or UnicodeDecodeError.
-
-    Only regular files of at most 64 MiB are read.
-    """
+    """The text of a regular file of at most 64 MiB. Raises OSError or UnicodeDecodeError."""
     require_regular(path, MOST_TEXT)
     return path.read_text(encoding=encoding)
 
@@ -357,10 +298,8 @@ def read_text(path: Path, what: Text, encoding: str = "utf-8") -> str:
     except UnicodeDecodeError as e:
         message = f"is not UTF-8: {e.reason} at byte {e.start}"
         raise RequestError(message, where=what, hint="save it in UTF-8") from None
-    except OSError as e:
-        raise RequestError(f"can't be read: {e.strerror}", where=what) from None
-    except ValueError as e:  # a name that no file can have
-        raise RequestError(f"can't be read: {e}", where=what) from None
+    except (OSError, ValueError) as e:  # the latter of a name that no file can have
+        raise RequestError(f"can't be read: {reason_of(e)}", where=what) from None
 
 
 def csv_of(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -386,10 +325,7 @@ def sha256_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def locked(file: Path, busy: FastcarError, seconds: float = 0.0) -> Iterator[None]:
-    """Hold a lock of the operating system, which ends with its process however that ends.
-
-    Raises `busy` where another process has it for so long, RequestError where the folder can't have one.
-    """
+    """Hold a lock of the operating system. Raises `busy` where another process holds it for so long, or RequestError."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(file)
@@ -411,10 +347,7 @@ class LenientFile(io.FileIO):
     error: OSError | None = None
 
     def write(self, data: Any) -> int | None:  # type: ignore[override]
-        """As `FileIO.write`, but whole: a disk takes a part without an error first. After an error all is as written.
-
-        Returns less, or None, of a stream that would have to wait.
-        """
+        """As `FileIO.write`, but whole, as a full disk takes a part first; less, or None, of a stream that would wait."""
         rest = memoryview(data).cast("B")
         size = len(rest)
         try:

@@ -1,4 +1,4 @@
-"""What the process may use of its machine: cores by affinity and quota, memory by its control groups."""
+"""What the process may use of its machine: cores by affinity and quota, memory by its control groups (version 2)."""
 
 from __future__ import annotations
 
@@ -16,45 +16,33 @@ OWN = Path("/proc/self/cgroup")
 NEEDED = (Path("/proc/cpuinfo"), Path("/proc/meminfo"))
 
 
-def _groups(*controllers: str) -> Iterator[Path]:
-    """Folders of the process's control groups, its own and those above, of version 2 and of controllers of version 1.
+def _groups() -> Iterator[Path]:
+    """Folders of the process's control groups of version 2, its own and those above.
 
     In a container the path may be the host's, of which only the root is mounted.
     """
-    try:
-        lines = [line.split(":", 2) for line in OWN.read_text(encoding="utf-8").splitlines()]
-    except OSError:
-        lines = []
-    lines = [*(line for line in lines if len(line) == 3), ["", "", "/"], ["", ",".join(controllers), "/"]]
-    for _, names, path in lines:
-        tops = [names, *names.split(",")] if {*names.split(",")} & {*controllers} else []
-        group = Path(path.lstrip("/"))
-        for top in tops if names else ("", "unified"):
-            for folder in (group, *group.parents):
-                if (ROOT / top / folder).is_dir():
-                    yield ROOT / top / folder
+    with contextlib.suppress(OSError):
+        for line in OWN.read_text(encoding="utf-8").splitlines():
+            if line.startswith("0::/"):
+                group = ROOT / line[len("0::/") :]
+                yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(ROOT))
+    yield ROOT
 
 
-def _numbers(file: Path) -> list[int]:
-    """The numbers of a file in their order; none where it can't be read or sets no limit."""
+def _words(file: Path) -> list[str]:
+    """The words of a file of a control group; none where it can't be read."""
     try:
-        words = file.read_text(encoding="ascii").split()
-        return [int(word) for word in words if word.lstrip("-").isdigit()] if "max" not in words else []
+        return file.read_text(encoding="ascii").split()
     except (OSError, ValueError):
         return []
 
 
-def _reclaimable(file: Path) -> int:
+def _reclaimable(group: Path) -> int:
     """Bytes of a group's page cache and kernel objects that the kernel gives back at once."""
-    try:
-        rows = dict(line.split() for line in file.read_text(encoding="ascii").splitlines())
-        count = {name: int(value) for name, value in rows.items()}
-    except (OSError, ValueError):
-        return 0
-    prefix = "total_" if "total_inactive_file" in count else ""
-    clean = sum(count.get(prefix + name, 0) for name in ("inactive_file", "active_file", "slab_reclaimable"))
-    waiting = ("file_dirty", "file_writeback", "total_dirty", "total_writeback")
-    return max(0, clean - sum(count.get(name, 0) for name in waiting))
+    words = _words(group / "memory.stat")
+    count = {name: int(value) for name, value in zip(words[::2], words[1::2], strict=False)}
+    clean = sum(count.get(name, 0) for name in ("inactive_file", "active_file", "slab_reclaimable"))
+    return max(0, clean - count.get("file_dirty", 0) - count.get("file_writeback", 0))
 
 
 def require_proc() -> None:
@@ -70,30 +58,25 @@ def require_proc() -> None:
 def free_memory(machine: int) -> int:
     """Bytes that the process may still take, of those that are free on the machine."""
     free = machine
-    for group in _groups("memory"):
-        for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-            most, now = _numbers(group / limit), _numbers(group / used)
-            if most and now:
-                free = min(free, max(0, most[0] - now[0] + _reclaimable(group / "memory.stat")))
+    for group in _groups():
+        most, now = _words(group / "memory.max"), _words(group / "memory.current")
+        if most and now and most != ["max"]:
+            free = min(free, max(0, int(most[0]) - int(now[0]) + _reclaimable(group)))
     return free
 
 
 def cores() -> int:
     """How many cores the process may keep busy, at least 1."""
     most: float = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for group in _groups("cpu"):
-        quota = _numbers(group / "cpu.max") or [
-            *_numbers(group / "cpu.cfs_quota_us"), *_numbers(group / "cpu.cfs_period_us")
-        ]  # fmt: skip
-        if len(quota) == 2 and min(quota) > 0:
-            most = min(most, quota[0] / quota[1])
+    for group in _groups():
+        quota = _words(group / "cpu.max")
+        if len(quota) == 2 and quota[0] != "max":
+            most = min(most, int(quota[0]) / int(quota[1]))
     return max(1, int(most))
 
 
 def give_back_memory() -> None:
-    """Give freed memory back to the system: glibc keeps freed blocks of less than 32 MiB, as the maps of a video
-    tokenizer are, 0.35 GB after a latent of Cosmos.
-    """
+    """Give freed memory back to the system: glibc holds freed blocks of less than 32 MiB, such as a video tokenizer's."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)
