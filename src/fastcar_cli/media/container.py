@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,9 +24,6 @@ _WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 
 _HDR = (16, 18)
 """Transfer functions of HDR videos, PQ and HLG, as FFmpeg numbers them."""
-
-_SDR = {"dst_color_trc": 13, "dst_color_primaries": 1}
-"""sRGB."""
 
 _SAVE = "save it as JPEG or PNG"
 
@@ -92,7 +88,7 @@ def video_frames(path: Path) -> Iterator[Image8]:
     try:
         with open_container(path) as container:
             stream = _shown_stream(container, path)
-            for index, frame in enumerate(_deinterlaced(_decoded(container, stream))):
+            for index, frame in enumerate(_decoded(container, stream)):
                 if frame.is_corrupt:
                     raise _damaged(path, f"frame {index} is corrupt", index)
                 yield _as_shown(frame, stream.sample_aspect_ratio, path)
@@ -155,40 +151,19 @@ def _decoded(container: Any, stream: Any) -> Iterator[Any]:
         raise
 
 
-def _deinterlaced(frames: Iterator[Any]) -> Iterator[Any]:
-    """The frames; from the first interlaced one on, FFmpeg's yadif fills in the lines between those of a field."""
-    from av.error import BlockingIOError, EOFError
-    from av.filter import Graph
-
-    graph: Any = None
-    for frame in itertools.chain(frames, [None]):
-        if graph is None and frame is not None and frame.interlaced_frame:
-            graph = Graph()
-            size = {"width": frame.width, "height": frame.height, "format": frame.format}
-            source = graph.add_buffer(**size, time_base=frame.time_base)
-            graph.link_nodes(source, graph.add("yadif", "deint=interlaced"), graph.add("buffersink")).configure()
-        if graph is not None:
-            graph.vpush(frame)
-            with suppress(BlockingIOError, EOFError):
-                while True:
-                    yield graph.vpull()
-        elif frame is not None:
-            yield frame
-
-
 def _as_shown(frame: Any, aspect: Any, path: Path) -> Image8:
-    """Square pixels in sRGB, with the display matrix applied and transparent ones on the ground."""
-    import av
+    """Square pixels in sRGB, with the display matrix applied and transparent ones on the ground.
 
+    Raises RequestError for HDR, interlaced frames and other turns than by a quarter.
+    """
+    if frame.color_trc in _HDR or frame.interlaced_frame:
+        how, other = ("is in HDR", "in SDR") if frame.color_trc in _HDR else ("is interlaced", "deinterlaced")
+        raise RequestError(how, key="input", value=path, hint=f"save it {other}")
     clear = frame.format.has_palette or any(part.is_alpha for part in frame.format.components)
-    high = frame.color_trc in _HDR
-    if high and int(av.__version__.partition(".")[0]) < 18:
-        raise RequestError("is in HDR, which needs PyAV 18", key="input", value=path, hint="save it in SDR")
-    image = frame.to_ndarray(format="rgba" if clear else "rgb24", **(_SDR if high else {}))
+    image = frame.to_ndarray(format="rgba" if clear else "rgb24")
     image = on_ground(Image.fromarray(image)) if clear else image
     if aspect and aspect != 1:
-        wide = Image.fromarray(image).resize((max(1, round(frame.width * aspect)), frame.height))
-        image = np.asarray(wide)
+        image = np.asarray(Image.fromarray(image).resize((max(1, round(frame.width * aspect)), frame.height)))
     try:
         matrix = frame.side_data.get("DISPLAYMATRIX")
     except ValueError:  # PyAV has no name for other data beside it

@@ -223,7 +223,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def read_arrays(file: Path) -> dict[str, Any]:
-    """The arrays of a .npz by name, or that of a .npy under ""; arrays of Python objects, which are pickles, are skipped.
+    """The arrays of a .npz by name, or that of a .npy under ""; Python objects, which are pickles, are skipped.
 
     Raises OSError, or ValueError for another file, one of Python objects only or of more than a gigabyte.
     """
@@ -325,7 +325,7 @@ def sha256_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def locked(file: Path, busy: FastcarError, seconds: float = 0.0) -> Iterator[None]:
-    """Hold a lock of the operating system. Raises `busy` where another process holds it for so long, or RequestError."""
+    """Hold a lock of the operating system. Raises `busy` where another process has it so long, or RequestError."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(file)
@@ -347,7 +347,7 @@ class LenientFile(io.FileIO):
     error: OSError | None = None
 
     def write(self, data: Any) -> int | None:  # type: ignore[override]
-        """As `FileIO.write`, but whole, as a full disk takes a part first; less, or None, of a stream that would wait."""
+        """As `FileIO.write`, but whole: a full disk takes a part first. Less, or None, of a stream that would wait."""
         rest = memoryview(data).cast("B")
         size = len(rest)
         try:

@@ -76,7 +76,7 @@ def cores() -> int:
 
 
 def give_back_memory() -> None:
-    """Give freed memory back to the system: glibc holds freed blocks of less than 32 MiB, such as a video tokenizer's."""
+    """Give freed memory back to the system: glibc holds freed blocks of less than 32 MiB."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)
