@@ -126,16 +126,13 @@ def _lengths(model: str) -> str:
 
 def _measured(what: ProfileSettings) -> dict[str, Any]:
     from fastcar_cli.cli.render import console, progress
-    from fastcar_cli.profile.profile_report import StepProfile
+    from fastcar_cli.profile.profile_report import profile_steps
 
-    steps = StepProfile(what)
     if not what.lengths:
-        return steps.to_dict()
+        return profile_steps(what, lambda: None)
     with progress(console(), "lengths") as bar:
         task = bar.add_task("measuring", total=len(what.lengths))
-        for _ in steps.run():
-            bar.advance(task)
-    return steps.to_dict()
+        return profile_steps(what, lambda: bar.advance(task))
 
 
 def _emulated(model: str, lengths: list[int], rows: int | None, fpga: str | None) -> dict[str, Any]:
@@ -153,7 +150,7 @@ def _decoded(model: str, prompt: str, tau: str, seed: int, device: str, dtype: s
     flags = {"model": model, "replay.tau": tau, "draft.kind": "off", "runtime.device": device, "runtime.dtype": dtype}
     pipe = VideoPipeline.from_config(load_config(None, (), flags))
     pipe.notices([prompt])
-    return profile_decode(pipe, prompt, seed).to_dict()
+    return profile_decode(pipe, prompt, seed)
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from fastcar_cli.config.tau import OFF, Tau
@@ -27,31 +26,29 @@ def needed(window: int, gain: float) -> float | None:
     return 0.0 if gain <= 1 else high
 
 
-def _timed(shape: Shape, rows: int, seq: int, rounds: int, windows: list[int], tau: Tau) -> Iterator[tuple[int, float]]:
-    """Window and seconds of passes that keep one token each, the windows in turn, at this context."""
+def _seconds(shape: Shape, rows: int, seq: int, rounds: int, lengths: list[int], tau: Tau) -> dict[int, float]:
+    """Least seconds, by draft length, of passes that make one token final at this context; the lengths take turns.
+
+    The first two passes of each only warm up; the first one of all makes the drafter.
+    """
     layout = shape.spec.layout
     text = layout.prefix or min(12, max(1, seq - 1))
     first = max(1, layout.stride + 1, seq - text)
-    frames = -(-(first + rounds * len(windows) + 1) // layout.stride)
-    draft = DraftSettings("frame", max(windows), accept=0.0)
+    frames = -(-(first + (rounds + 3) * len(lengths) + 1) // layout.stride)
+    draft = DraftSettings("frame", max(lengths), accept=0.0)
     decode = decode_of(shape.network, rows, text, frames, rule=ReplayRule(tau), draft=draft, executor="native")
     steps, clock = decode.steps(first=first), decode.clock
-    for _ in range(rounds):
-        for window in windows:
+    least = dict.fromkeys(lengths, math.inf)
+    for turn in range(rounds + 3):
+        for length in lengths:
             if decode.drafter is not None:
-                decode.drafter.window = window
+                decode.drafter.window = length
             before = clock.decode, clock.draw
             next(steps)
             draw = clock.draw - before[1]
-            yield window, (clock.decode - before[0] - draw) * shape.scale + draw
-
-
-def _least(passes: Iterator[tuple[int, float]]) -> dict[int, float]:
-    """Least seconds by window; the first two passes of each only warm up."""
-    seconds: dict[int, list[float]] = {}
-    for window, taken in passes:
-        seconds.setdefault(window, []).append(taken)
-    return {window: min(times[2:]) for window, times in seconds.items()}
+            if turn >= 2:
+                least[length] = min(least[length], (clock.decode - before[0] - draw) * shape.scale + draw)
+    return least
 
 
 def draft_table(shape: Shape, rows: int, seq: int, repeats: int, ratio: float) -> dict[str, Any] | None:
@@ -63,21 +60,16 @@ def draft_table(shape: Shape, rows: int, seq: int, repeats: int, ratio: float) -
     if native.obstacle(shape.network) is not None:
         return None
     windows = [w for w in WINDOWS if w <= shape.spec.layout.stride and rows * w <= MOST_ROWS]
-    # One more than the rest: the drafter is made by the first pass.
-    dense = _least(_timed(shape, rows, seq, repeats + 3, windows, OFF))
-    replayed = _least(_timed(shape, rows, seq, repeats + 3, [1], Tau((-math.inf,))))[1]
+    dense = _seconds(shape, rows, seq, repeats, windows, OFF)
+    replayed = _seconds(shape, rows, seq, repeats, [1], Tau((-math.inf,)))[1]
     one = dense[1]
     replay = one / (one - ratio * max(0.0, one - replayed))
-    lines = [
-        {
-            "window": w,
-            "ms": dense[w] * 1e3,
-            "cost": dense[w] / one,
-            "pays_from": needed(w, dense[w] / one) if w > 1 else None,
-            "beats_replay_from": needed(w, replay * dense[w] / one) if w > 1 else None,
-        }
-        for w in windows
-    ]
+    lines: list[dict[str, Any]] = []
+    for w, seconds in dense.items():
+        cost = seconds / one
+        gains = {"pays_from": cost, "beats_replay_from": replay * cost}
+        least = {key: needed(w, gain) if w > 1 else None for key, gain in gains.items()}
+        lines.append({"window": w, "ms": seconds * 1e3, "cost": cost, **least})
     return {
         "seq": seq,
         "rows": rows,

@@ -53,20 +53,16 @@ class Machine:
 
 def processor() -> str:
     """The name of the CPU as the system reports it."""
-    try:
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
 
 
 def largest_cache() -> int:
     """Bytes of the CPU's largest cache as Linux reports them; 0 elsewhere."""
-    units = {"K": 2**10, "M": 2**20, "G": 2**30}
-    sizes = [0]
+    units, sizes = {"K": 2**10, "M": 2**20, "G": 2**30}, [0]
     for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             text = file.read_text(encoding="ascii").strip()
@@ -77,8 +73,7 @@ def largest_cache() -> int:
 class Stream:
     """Memory that is copied and read to learn what the machine can.
 
-    Each go takes the next `size` bytes of at least four times the largest cache, so that what it meets is in none:
-    the same 256 MiB over and over read 12 % faster than memory does on a machine with a cache of 480 MiB.
+    Each go takes the next `size` bytes of at least four times the largest cache, so that no cache holds them.
     """
 
     def __init__(self, device: torch.device, size: int = 2**28) -> None:
@@ -95,7 +90,7 @@ class Stream:
         return 2 * self._size / seconds_of(lambda: self._next().copy_(self._next()), self._device, repeats)
 
     def read(self, repeats: int = 5) -> float:
-        """Bytes/s read; which of two ways is the faster depends on how well the build's kernels use the machine."""
+        """Bytes/s read, by the faster of two kernels: which one it is depends on the build."""
 
         def square() -> torch.Tensor:
             window = self._next()
@@ -105,7 +100,7 @@ class Stream:
         return self._size / min(seconds_of(way, self._device, repeats) for way in ways)
 
     def rate(self) -> float:
-        """The larger of both, now: medians, as the largest of single readings would say too much."""
+        """The larger of both, now."""
         return max(self.copy(3), self.read(3))
 
 

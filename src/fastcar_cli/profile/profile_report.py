@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,75 +42,43 @@ class ProfileSettings:
     executor: str = "torch"
 
 
-class StepProfile:
-    """Measures: `run` length by length, `to_dict` is the document; without lengths the machine only.
+def profile_steps(settings: ProfileSettings, on_length: Callable[[], None]) -> dict[str, Any]:
+    """Measure the machine and each length, after which `on_length` is called; the document for JSON.
 
     Raises RequestError for a model that can't be timed and a length that is shorter than its prompt.
     """
-
-    def __init__(self, settings: ProfileSettings) -> None:
-        self._settings, device = settings, resolve_device(settings.device)
-        torch.set_num_threads(settings.threads or min(torch.get_num_threads(), cores()))
-        dtype = _own_dtype(settings.model, default_dtype(device)) if settings.dtype == "auto" else settings.dtype
-        self._machine = measure_machine(torch.device(device), DTYPES[dtype])
-        self._measured: list[dict[str, Any]] = []
-        self._drafts: list[dict[str, Any]] = []
-        self._shape: Shape | None = None
-        if not settings.lengths:
-            return
-        self._shape, self._rows = _shape(settings.model, dtype, device, settings.rows, max(settings.lengths))
-        self._executor, self._why = _executor(settings.executor, self._shape)
-        layout = self._shape.spec.layout
-        least = 0 if layout.prefix is None else layout.prefix + layout.stride + 2
-        if min(settings.lengths) < least:
-            raise RequestError(
-                f"--seq {min(settings.lengths)}: the prompt of {settings.model} takes {layout.prefix} tokens, "
-                f"the first frame {layout.stride}",
-                allowed=f"{least} or more",
-            )
-
-    def run(self) -> Iterator[dict[str, Any]]:
-        """Measure; every length as soon as it is done."""
-        if self._shape is None:
-            return
-        videos = max(1, self._rows // 2) if self._shape.spec.layout.guided else self._rows
-        vision = vision_seconds(self._shape.network, videos)
-        for length in self._settings.lengths:
-            self._measured.append(
-                profile_length(
-                    self._shape,
-                    self._machine,
-                    self._rows,
-                    length,
-                    repeats=self._settings.repeats,
-                    vision=vision,
-                    executor=self._executor,
-                )
-            )
-            drafts = draft_table(self._shape, self._rows, length, self._settings.repeats, self._settings.ratio)
-            self._drafts += [drafts] if drafts is not None else []
-            yield self._measured[-1]
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, of the lengths that are done."""
-        document: dict[str, Any] = {
-            "machine": self._machine.to_dict(),
-            "model": self._settings.model,
-            "backend": "torch",
-            "lengths": self._measured,
-            "replay": {},
-        }
-        if self._shape is None:
-            return document
-        document["replay"] = {"rows": self._rows, "lengths": [replay_table(x, self._rows) for x in self._measured]}
-        document["drafts"] = self._drafts
-        document["executor"] = {"name": self._executor, "why": self._why}
-        document["layers"] = {
-            "measured": self._shape.layers,
-            "scaled_to": self._shape.spec.decoder.layers,
-            "random_weights": self._shape.random,
-        }
-        return document
+    device = resolve_device(settings.device)
+    torch.set_num_threads(settings.threads or min(torch.get_num_threads(), cores()))
+    dtype = _own_dtype(settings.model, default_dtype(device)) if settings.dtype == "auto" else settings.dtype
+    machine = measure_machine(torch.device(device), DTYPES[dtype])
+    lengths: list[dict[str, Any]] = []
+    document = {"machine": machine.to_dict(), "model": settings.model, "backend": "torch", "lengths": lengths}
+    if not settings.lengths:
+        return document | {"replay": {}}
+    shape, rows = _shape(settings.model, dtype, device, settings.rows, max(settings.lengths))
+    executor, why = _executor(settings.executor, shape)
+    layout = shape.spec.layout
+    least = 0 if layout.prefix is None else layout.prefix + layout.stride + 2
+    if min(settings.lengths) < least:
+        raise RequestError(
+            f"--seq {min(settings.lengths)}: the prompt of {settings.model} takes {layout.prefix} tokens, "
+            f"the first frame {layout.stride}",
+            allowed=f"{least} or more",
+        )
+    drafts = []
+    vision = vision_seconds(shape.network, max(1, rows // 2) if layout.guided else rows)
+    for seq in settings.lengths:
+        how: dict[str, Any] = {"repeats": settings.repeats, "vision": vision, "executor": executor}
+        lengths.append(profile_length(shape, machine, rows, seq, **how))
+        drafts.append(draft_table(shape, rows, seq, settings.repeats, settings.ratio))
+        on_length()
+    depth = shape.spec.decoder.layers
+    return document | {
+        "replay": {"rows": rows, "lengths": [replay_table(x, rows) for x in lengths]},
+        "drafts": [table for table in drafts if table is not None],
+        "executor": {"name": executor, "why": why},
+        "layers": {"measured": shape.layers, "scaled_to": depth, "random_weights": shape.random},
+    }
 
 
 def _executor(wanted: str, shape: Shape) -> tuple[str, str]:
@@ -152,13 +120,10 @@ def ratios(now: dict[str, Any], before: dict[str, Any]) -> list[dict[str, Any]]:
     """Time of a new document over that of an earlier one, line by line, for the lengths that both have."""
     known = {x["seq"]: x for x in before["lengths"]}
     rows = []
-    for length in now["lengths"]:
-        old = known.get(length["seq"])
-        if old is None:
-            continue
-        rows.append({"seq": length["seq"], "name": "step", "ratio": length["step_ms"] / old["step_ms"]})
-        for name, module in length["modules"].items():
-            other = old["modules"].get(name)
-            if other is not None and other["ms"]:
-                rows.append({"seq": length["seq"], "name": name, "ratio": module["ms"] / other["ms"]})
+    for new in (x for x in now["lengths"] if x["seq"] in known):
+        old = known[new["seq"]]
+        rows.append({"seq": new["seq"], "name": "step", "ratio": new["step_ms"] / old["step_ms"]})
+        for name, module in new["modules"].items():
+            if earlier := old["modules"].get(name, {}).get("ms"):
+                rows.append({"seq": new["seq"], "name": name, "ratio": module["ms"] / earlier})
     return rows

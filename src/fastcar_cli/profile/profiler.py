@@ -11,12 +11,14 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fastcar_cli.checkpoints.memory_plan import available_bytes, gib, parameter_bytes
 from fastcar_cli.config.tau import OFF, Tau
@@ -29,7 +31,6 @@ from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_cli.profile.machine import Machine, seconds_of
-from fastcar_cli.profile.random_weights import random_tensor
 from fastcar_cli.system.device import synchronise
 
 LAYER_PARTS = ("attention.", "mlp.", "tas")
@@ -76,16 +77,12 @@ def random_shape(spec: Spec, dtype: str, device: str, rows: int, longest: int) -
 
     Raises RequestError with the arithmetic where not even one fits.
     """
-    size = DTYPES[dtype].itemsize
-    decoder = spec.decoder
+    size, decoder = DTYPES[dtype].itemsize, spec.decoder
     one = empty_network(replace(spec, decoder=replace(decoder, layers=1)))
     layer = parameter_bytes(one, size, "llm.layers.")
     rest = parameter_bytes(one, size) - layer
-    cache = (
-        rows
-        * (2 * (longest + 128) * decoder.kv_heads * decoder.head_dim + spec.tokens_per_frame * decoder.width)
-        * size
-    )
+    numbers = 2 * (longest + 128) * decoder.kv_heads * decoder.head_dim + spec.tokens_per_frame * decoder.width
+    cache = rows * numbers * size
     free = int(0.7 * available_bytes(device))
     free = free if device.startswith("cuda") else min(BUDGET, free)
     layers = min(decoder.layers, (free - rest) // (layer + cache))
@@ -104,38 +101,41 @@ def random_shape(spec: Spec, dtype: str, device: str, rows: int, longest: int) -
     return Shape(ready(network, torch.device(device)), spec, int(layers), True)
 
 
-class Stopwatch:
-    """Adds up the time between marks by name; on a GPU by events, read after synchronising."""
+def random_tensor(
+    key: str, shape: torch.Size, dtype: torch.dtype, seed: int, drawn: int = 2**22, device: str = "cpu"
+) -> Tensor:
+    """A tensor of a checkpoint: norms at 1, biases at 0, matrices scaled for outputs of order one.
 
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._device = device
-        self._marks: list[tuple[str, Any]] = []
-
-    def mark(self, name: str) -> None:
-        """The part that ends now."""
-        if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._marks.append((name, event))
-        else:
-            self._marks.append((name, time.perf_counter()))
-
-    def seconds(self) -> dict[str, float]:
-        """Seconds by part since the first mark; forgets them."""
-        synchronise(self._device)
-        totals: dict[str, float] = {}
-        for (_, before), (name, now) in zip(self._marks, self._marks[1:], strict=False):
-            elapsed = before.elapsed_time(now) / 1e3 if self._cuda else now - before
-            totals[name] = totals.get(name, 0.0) + elapsed
-        self._marks.clear()
-        return totals
+    About `drawn` numbers are drawn, and rows of them repeated.
+    """
+    if len(shape) == 1:
+        return torch.full(shape, 1.0 if key.endswith("weight") else 0.0, dtype=dtype, device=device)
+    generator = torch.Generator().manual_seed(seed + zlib.crc32(key.encode()))
+    scale = 1.0 if "embed_tokens" in key else shape[1:].numel() ** -0.5
+    rows = min(shape[0], max(1, drawn // shape[1:].numel()))
+    block = (torch.randn(rows, *shape[1:], generator=generator) * scale).to(device, dtype)
+    return block.repeat(-(-shape[0] // rows), *[1] * (len(shape) - 1))[: shape[0]].contiguous()
 
 
 @contextlib.contextmanager
-def _hooks(network: Network, mark: Callable[[str], None]) -> Iterator[None]:
-    """Marks within the MLPs and the depth transformer."""
+def _marked(decode: Decode) -> Iterator[dict[str, float]]:
+    """Seconds by part of the step of plain torch in the block, there at its end; on a GPU by events."""
+    network, seconds = decode.model, dict[str, float]()
+    device = network.device
+    marks: list[tuple[str, Any]] = []
     handles: list[Any] = []
+
+    def mark(name: str) -> None:
+        """The part that ends now."""
+        if device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            marks.append((name, event))
+        else:
+            marks.append((name, time.perf_counter()))
+
+    def before(module: nn.Module, name: str) -> None:
+        handles.append(module.register_forward_pre_hook(lambda *_: mark(name)))
 
     def after(module: nn.Module, name: str) -> None:
         handles.append(module.register_forward_hook(lambda *_: mark(name)))
@@ -144,18 +144,26 @@ def _hooks(network: Network, mark: Callable[[str], None]) -> Iterator[None]:
         after(block.input_layernorm, "attention.norm")
         after(block.post_attention_layernorm, "mlp.norm")
         after(block.mlp.up_proj, "mlp.gate_up")
-        handles.append(block.mlp.down_proj.register_forward_pre_hook(lambda *_: mark("mlp.activation")))
+        before(block.mlp.down_proj, "mlp.activation")
         after(block.mlp.down_proj, "mlp.down")
     if network.depth is not None:
-        handles.append(network.depth.classifier_mlp.register_forward_pre_hook(lambda *_: mark("depth_transformer")))
+        before(network.depth.classifier_mlp, "depth_transformer")
         after(network.depth.classifier_mlp, "heads")
     elif network.lm_head is not None:
         after(network.lm_head, "heads")
+    decode.observers.mark = mark
     try:
-        yield
+        mark("begin")
+        yield seconds
+        mark("python")
     finally:
+        decode.observers.mark = None
         for handle in handles:
             handle.remove()
+    synchronise(device)
+    for (_, earlier), (name, now) in pairwise(marks):
+        elapsed = earlier.elapsed_time(now) / 1e3 if device.type == "cuda" else now - earlier
+        seconds[name] = seconds.get(name, 0.0) + elapsed
 
 
 @dataclass(frozen=True)
@@ -185,39 +193,8 @@ def decode_of(network: Network, rows: int, prompt: int, frames: int, **settings:
     return Decode.of(network, [[1] * prompt] * rows, chosen, noise)
 
 
-def decode_at(
-    shape: Shape, rows: int, seq: int, steps: int, tau: Tau = OFF, scored: bool = False, executor: str = "torch"
-) -> Iterator[Any]:
-    """A decode that begins with `seq` tokens of context; yields itself, then a step at a time.
-
-    `scored` computes TAS whether or not it may exceed tau.
-    """
-    layout = shape.spec.layout
-    n = layout.stride
-    text = layout.prefix or min(12, max(1, seq - 1))
-    first = max(1, seq - text)
-    if scored:
-        first = max(first, n + 1)
-    frames = -(-(first + steps + 1) // n)
-    if executor == "native":
-        # It scores what may replay, and keeps no scores.
-        tau, scored = _NEVER if scored and tau.off else tau, False
-    decode = decode_of(shape.network, rows, text, frames, rule=ReplayRule(tau), keep_tas=scored, executor=executor)
-    yield decode
-    yield from decode.steps(first=first)
-
-
 _NEVER = Tau((1e30,))
 """A threshold that every score is compared with and none exceeds."""
-
-
-def _clocked(decode: Decode, running: Iterator[Any]) -> dict[str, float]:
-    """Seconds of the parts of a step that the native kernels time; attention is all of a block but its MLP."""
-    before = replace(decode.clock)
-    next(running)
-    mlp, draw = decode.clock.mlp - before.mlp, decode.clock.draw - before.draw
-    attention = decode.clock.decode - before.decode - mlp - draw
-    return {"attention.attention": attention, "mlp.mlp": mlp, "depth_transformer": draw}
 
 
 def measure_step(
@@ -230,36 +207,45 @@ def measure_step(
     scored: bool = False,
     executor: str = "torch",
 ) -> Measured:
-    """Median seconds of a decode step at this context, whole and by part; arguments as in `decode_at`."""
-    device = shape.network.device
-    warm = 2
-    running = decode_at(shape, rows, seq, 2 * repeats + warm + 1, tau, scored, executor)
-    decode: Decode = next(running)
-    watch = Stopwatch(device)
+    """Median seconds of a decode step with `seq` tokens of context, whole and by part.
+
+    `scored` computes TAS whether or not it may exceed tau.
+    """
+    device, layout, warm, native = shape.network.device, shape.spec.layout, 2, executor == "native"
+    text = layout.prefix or min(12, max(1, seq - 1))
+    first = max(1, seq - text, layout.stride + 1 if scored else 1)
+    frames = -(-(first + 2 * repeats + warm + 2) // layout.stride)
+    if native:
+        # It scores what may replay, and stores no scores.
+        tau, scored = _NEVER if scored and tau.off else tau, False
+    decode = decode_of(shape.network, rows, text, frames, rule=ReplayRule(tau), keep_tas=scored, executor=executor)
+    steps = decode.steps(first=first)
     whole: list[float] = []
     parts: dict[str, list[float]] = {}
     for _ in range(warm):
-        next(running)
+        next(steps)
     for _ in range(repeats):
         synchronise(device)
         began = time.perf_counter()
-        next(running)
+        next(steps)
         synchronise(device)
         whole.append(time.perf_counter() - began)
-        if executor == "native":
-            for name, value in _clocked(decode, running).items():
-                parts.setdefault(name, []).append(value)
-            continue
-        decode.observers.mark = watch.mark
-        with _hooks(shape.network, watch.mark):
-            watch.mark("begin")
-            next(running)
-            watch.mark("python")
-        decode.observers.mark = None
-        for name, value in watch.seconds().items():
+        with _clocked(decode) if native else _marked(decode) as seconds:
+            next(steps)
+        for name, value in seconds.items():
             parts.setdefault(name, []).append(value)
     spread = (max(whole) - min(whole)) / statistics.median(whole) if len(whole) > 1 else 0.0
     return Measured({k: statistics.median(v) for k, v in parts.items()}, statistics.median(whole), spread)
+
+
+@contextlib.contextmanager
+def _clocked(decode: Decode) -> Iterator[dict[str, float]]:
+    """As `_marked`, of the parts that the native kernels time; attention is all of a block but its MLP."""
+    seconds, before = dict[str, float](), replace(decode.clock)
+    yield seconds
+    mlp, draw = decode.clock.mlp - before.mlp, decode.clock.draw - before.draw
+    attention = decode.clock.decode - before.decode - mlp - draw
+    seconds |= {"attention.attention": attention, "mlp.mlp": mlp, "depth_transformer": draw}
 
 
 def traffic(spec: Spec, rows: int, seq: int, itemsize: int) -> dict[str, tuple[float, float]]:
@@ -294,42 +280,37 @@ def profile_length(
     replayed = measure_step(shape, rows, seq, tau=Tau((-math.inf,)), scored=True, **how)
     tas = scored.parts.get("tas", 0.0) if executor == "torch" else max(0.0, scored.whole - dense.whole)
 
-    def full(name: str, value: float) -> float:
-        return value * (shape.scale if name.startswith(LAYER_PARTS) else 1.0)
+    def full(parts: dict[str, float]) -> dict[str, float]:
+        """Milliseconds of parts at the full depth."""
+        return {k: v * 1e3 * (shape.scale if k.startswith(LAYER_PARTS) else 1.0) for k, v in parts.items()}
 
-    modules: dict[str, dict[str, float]] = {}
-    for name, value in dense.parts.items():
+    pixels = vision / shape.spec.tokens_per_frame * 1e3
+    modules: dict[str, dict[str, float]] = {"vision": {"vision": pixels}}
+    for name, ms in full(dense.parts).items():
         module, _, part = name.partition(".")
-        # The step ends when its codes are drawn; what the loop does around it is Python's.
-        modules.setdefault(module, {})[part or module] = full(name, value) * 1e3
-    modules["vision"] = {"vision": vision / shape.spec.tokens_per_frame * 1e3}
-    totals = {name: sum(modules[name].values()) for name in ORDER if name in modules}
-    step = sum(totals.values())
+        modules.setdefault(module, {})[part or module] = ms
+    step = sum(sum(parts.values()) for parts in modules.values())
     marked = sum(dense.parts.values())
     moved = traffic(shape.spec, rows, seq, shape.network.dtype.itemsize)
     document: dict[str, Any] = {}
-    for name, ms in totals.items():
+    for name in (name for name in ORDER if name in modules):
+        ms = sum(modules[name].values())
         row: dict[str, Any] = {"ms": ms, "share": ms / step}
         if name in moved:
             size, flops = moved[name]
-            floor = max(size / machine.bandwidth / 1e6, flops / machine.matrix_gflop_s / 1e6)
             row |= {
                 "bytes": int(size),
                 "gb_s": size / ms / 1e6 if ms else None,
                 "gflop_s": flops / ms / 1e6 if ms else None,
-                "floor_ms": floor,
+                "floor_ms": max(size / machine.bandwidth / 1e6, flops / machine.matrix_gflop_s / 1e6),
             }
-        row["parts"] = modules[name]
-        document[name] = row
-    # Steps of all layers: the marked parts of layers scaled, the rest once.
-    outside = sum(v for k, v in replayed.parts.items() if not k.startswith(LAYER_PARTS))
-    inside = sum(v for k, v in replayed.parts.items() if k.startswith(LAYER_PARTS))
+        document[name] = row | {"parts": modules[name]}
     return {
         "seq": seq,
         "step_ms": step,
         "modules": document,
-        "tas_ms": full("tas", tas) * 1e3,
-        "replayed_step_ms": (outside + inside * shape.scale) * 1e3 + modules["vision"]["vision"],
+        "tas_ms": full({"tas": tas})["tas"],
+        "replayed_step_ms": sum(full(replayed.parts).values()) + pixels,
         "method": {
             "rows": rows,
             "executor": executor,
@@ -351,24 +332,15 @@ def replay_table(length: dict[str, Any], rows: int) -> dict[str, Any]:
     together r. `measured_all_replayed` is that of a measured step in which every row replays.
     """
     step, mlp, tas = length["step_ms"], length["modules"]["mlp"]["ms"], length["tas_ms"]
-
-    def speedup(hit: float) -> float:
-        return step / (step + tas - mlp * hit)
-
-    ratios = (0.2, 0.5, 0.8, 0.875, 1.0)
+    powers = {"rows_alone": rows, "in_pairs": max(1, rows // 2), "together": 1}
     return {
         "seq": length["seq"],
         "mlp_share": mlp / step,
         "ceiling": step / (step - mlp),
         "tas_ms": tas,
         "expected": [
-            {
-                "ratio": r,
-                "rows_alone": speedup(r**rows),
-                "in_pairs": speedup(r ** max(1, rows // 2)),
-                "together": speedup(r),
-            }
-            for r in ratios
+            {"ratio": r, **{who: step / (step + tas - mlp * r**power) for who, power in powers.items()}}
+            for r in (0.2, 0.5, 0.8, 0.875, 1.0)
         ],
         "measured_all_replayed": step / length["replayed_step_ms"],
     }

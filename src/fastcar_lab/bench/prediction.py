@@ -29,7 +29,7 @@ from fastcar_cli.models.ivideogpt.checkpoint import IVideoGPTCheckpoint
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_cli.profile.machine import processor
-from fastcar_cli.profile.random_weights import random_tensor
+from fastcar_cli.profile.profiler import random_tensor
 from fastcar_lab.bench.contestants import pattern
 from fastcar_lab.dummy.ivideogpt import MEDIUM, TOKENIZERS, TRANSFORMER, write_configs
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastcar_cli.models.cosmos.tokenizer import CausalVideoSpec, CausalVideoTokenizer
 from fastcar_cli.models.cosmos.tokenizer_files import HALVES, PUBLISHED
-from fastcar_cli.profile.random_weights import random_tensor
+from fastcar_cli.profile.profiler import random_tensor
 from fastcar_lab.dummy.torchscript import module_of, write_archive
 
 

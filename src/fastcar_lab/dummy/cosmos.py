@@ -12,7 +12,7 @@ import torch
 
 from fastcar_cli.models.cosmos.tokenizer import CausalVideoSpec
 from fastcar_cli.models.cosmos.tokenizer_files import PUBLISHED
-from fastcar_cli.profile.random_weights import random_tensor
+from fastcar_cli.profile.profiler import random_tensor
 from fastcar_lab.dummy import causal_video
 
 TOKENIZER = "Cosmos-Tokenize1-DV8x16x16-720p"

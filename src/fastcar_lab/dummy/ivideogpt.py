@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from fastcar_cli.profile.random_weights import random_tensor
+from fastcar_cli.profile.profiler import random_tensor
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -18,7 +18,7 @@ from fastcar_cli.models.checkpoint import empty_network
 from fastcar_cli.models.vila_u.checkpoint import VilaUCheckpoint
 from fastcar_cli.models.vila_u.shapes import full_configs
 from fastcar_cli.models.vila_u.text import ADDED, SYSTEM
-from fastcar_cli.profile.random_weights import random_tensor
+from fastcar_cli.profile.profiler import random_tensor
 
 FULL = full_configs()
 """Config files of the 7B model by part: llm, tower, projector."""
