@@ -128,12 +128,19 @@ def test_a_cover_is_no_frame(tmp_path: Path, frame: Image8) -> None:
     assert np.array_equal(read_frames(path), [frame, frame[::-1]])
 
 
-def test_pictures_whose_images_may_be_previews_are_refused(tmp_path: Path, frame: Image8) -> None:
+def test_the_poster_of_an_animation_is_not_a_frame(tmp_path: Path, frame: Image8) -> None:
+    images, poster = [Image.fromarray(frame), Image.fromarray(frame[::-1])], Image.new("RGB", (64, 32), (0, 200, 0))
+    poster.save(tmp_path / "a.png", save_all=True, append_images=images, default_image=True)
+    assert np.array_equal(read_frames(tmp_path / "a.png"), [frame, frame[::-1]])
+    images[0].save(tmp_path / "b.png", save_all=True, append_images=images[1:])
+    assert np.array_equal(read_frames(tmp_path / "b.png"), [frame, frame[::-1]])
+
+
+def test_images_that_may_be_previews_are_refused(tmp_path: Path, frame: Image8) -> None:
     first, second = (Image.fromarray(image) for image in (frame, frame[::-1]))
-    for name in ("a.png", "a.tif"):
-        first.save(tmp_path / name, save_all=True, append_images=[second])
-        with pytest.raises(RequestError, match="holds 2 images, of which some may be previews"):
-            read_frames(tmp_path / name)
+    first.save(tmp_path / "a.tif", save_all=True, append_images=[second])
+    with pytest.raises(RequestError, match="holds 2 images, of which some may be previews"):
+        read_frames(tmp_path / "a.tif")
 
 
 def test_interlaced_videos_are_refused(tmp_path: Path, frame: Image8) -> None:

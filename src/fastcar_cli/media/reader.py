@@ -34,7 +34,7 @@ IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".p
 _FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "ICO", "AVIF", "HEIF")
 """Formats that Pillow reads, by its names; for PostScript it would run another program. FFmpeg reads others."""
 
-_MOVING = ("WEBP", "GIF", "AVIF")
+_MOVING = ("PNG", "WEBP", "GIF", "AVIF")
 """Pillow's names of formats whose further images are frames (those of a JPEG are previews, of HEIF its parts)."""
 
 _MAYBE_HDR = ("AVIF", "HEIF", "PNG")
@@ -140,9 +140,11 @@ def _file(path: Path) -> Iterator[Image8]:
         with Image.open(path, formats=[name for name in _FORMATS if name in Image.OPEN]) as image:
             if image.format not in _MAYBE_HDR or not in_hdr(path):
                 count = getattr(image, "n_frames", 1)
-                if image.format in ("PNG", "TIFF") and count > 1:
+                if image.format == "TIFF" and count > 1:
                     raise _refused(path, f"holds {count} images, of which some may be previews", "save each as a file")
-                for index in range(count if image.format in _MOVING else 1):
+                # The poster of an animated PNG is not one of its frames.
+                first = int(getattr(image, "default_image", False))
+                for index in range(first, count if image.format in _MOVING else 1):
                     image.seek(index)
                     yield _rgb(image, path)
                 return
