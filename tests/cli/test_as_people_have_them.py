@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import struct
+import subprocess
+import sys
+import threading
 import zlib
 from pathlib import Path
 
@@ -26,12 +29,53 @@ QUICK = ("--frames", "1", "--seed", "1", "-q")
 
 @pytest.fixture
 def pushed(tmp_path: Path) -> Path:
-    """A folder with an input of `mini-actions` and its actions."""
+    """A folder with a picture and pushes of `mini-actions`, in three formats."""
     frame = np.full((64, 64, 3), (90, 160, 230), np.uint8)
     frame[24:40, 24:40] = (250, 30, 30)
     Image.fromarray(frame).save(tmp_path / "a.png")
     (tmp_path / "m.json").write_text("[[1, 0]]")
+    (tmp_path / "m.csv").write_text("x,y\n1,0\n")
+    (tmp_path / "h.csv").write_text("0,1\n1,0\n")
+    np.save(tmp_path / "m.npy", np.array([[1.0, 0.0]]))
+    np.savez(tmp_path / "i.npz", image=frame[None])
     return tmp_path
+
+
+def _seen(done: subprocess.CompletedProcess[str], folder: Path) -> dict[str, object]:
+    assert done.returncode == 0, done.stderr
+    given = read_recipe(folder / "o.gif")["input"]
+    (folder / "o.gif").unlink()
+    return given
+
+
+def _piped(folder: Path, options: str) -> subprocess.CompletedProcess[str]:
+    command = f"{sys.executable} -m fastcar_cli generate --model mini-actions --frames 2 --seed 1 -q -o o.gif {options}"
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=folder)
+
+
+@pytest.mark.slow
+def test_pipes_and_standard_input_are_files(pushed: Path) -> None:
+    meant = _seen(_piped(pushed, "--input a.png --actions m.json"), pushed)
+    assert meant["actions"] == [[1.0, 0.0], [0.0, 0.0]]
+    for options in (
+        "--input a.png --actions <(cat m.csv)",
+        "--input a.png --actions /dev/stdin < m.npy",
+        "--input <(cat i.npz) --actions - < m.json",
+    ):
+        assert _seen(_piped(pushed, options), pushed) == meant, options
+
+
+@pytest.mark.slow
+def test_prompts_and_settings_from_pipes(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m fastcar_cli generate --prompts - --config <(echo 'video: {{scale: 2}}') -q --json"
+    done = subprocess.run(
+        ["bash", "-c", f"printf '{BALL}\\n' | {command} --frames 1 --seed 1 -o out"],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["prompt"], report["video"]["width"]) == (BALL, 128)
+    assert json.loads((tmp_path / "out" / "a-red-ball-on-the-grass-s1.json").read_text()) == report
 
 
 @pytest.mark.slow
@@ -43,6 +87,17 @@ def test_warnings_of_libraries_are_not_shown(process: Run, pushed: Path) -> None
     arguments = ["--model", "mini-actions", "--input", "a.png", "--actions", "m.json", "--frames", "2", "--seed", "1"]
     done = process("generate", *arguments, "-q", "-o", "o.gif")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_header_of_numbers_is_no_row(run: Run, pushed: Path) -> None:
+    ask = ("generate", "--model", "mini-actions", "--input", "a.png", "--frames", "2", "-q", "-o", "o.gif", "--actions")
+    meant = _seen(run(*ask, "m.json"), pushed)
+    for text in ("0,1\n1.0,0\n", "0,1\n1,0\n0,0\n"):
+        (pushed / "h.csv").write_text(text)
+        assert _seen(run(*ask, "h.csv"), pushed) == meant, text
+    (pushed / "h.csv").write_text("0,1\n1,0\n")
+    done = run(*ask, "h.csv")
+    assert done.returncode == 2 and "numbers or names of columns?" in done.stderr
 
 
 def test_prompt_files_have_lines_and_comments(run: Run, tmp_path: Path) -> None:
@@ -84,6 +139,15 @@ def test_files_that_hold_no_prompts(tmp_path: Path, name: str, data: bytes, said
     (tmp_path / name).write_bytes(data)
     with pytest.raises(RequestError, match=f"^p: .*{said}"):
         prompts_in(tmp_path / name, "p")
+
+
+def test_a_pipe_is_called_as_it_was_given(run: Run, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text("quantum flux\n"))
+    writer.start()
+    done = run("generate", "--prompts", "pipe", *QUICK, "-o", "out")
+    writer.join()
+    assert done.returncode == 2 and "--prompts pipe, line 1: the model" in done.stderr
 
 
 def test_the_line_of_a_refused_prompt(run: Run, tmp_path: Path) -> None:
@@ -291,10 +355,11 @@ def test_a_folder_may_have_a_point_in_its_name(run: Run, tmp_path: Path) -> None
     assert len([*(tmp_path / "run-v1.2").glob("*.mp4")]) == 2
 
 
-def test_actions_that_are_not_utf_8_are_refused(run: Run, pushed: Path) -> None:
-    (pushed / "a.json").write_bytes(b"[[1, 0]]\xe9")
+@pytest.mark.parametrize("name", ["a.json", "a.csv"])
+def test_actions_that_are_not_utf_8_are_refused(run: Run, pushed: Path, name: str) -> None:
+    (pushed / name).write_bytes(b"1,0\n" + b"\xe9")
     ask = ("generate", "--model", "mini-actions", "--input", "a.png", "--frames", "2", "-q", "-o", "o.gif")
-    done = run(*ask, "--actions", "a.json")
+    done = run(*ask, "--actions", name)
     assert done.returncode == 2 and "is not UTF-8" in done.stderr
 
 

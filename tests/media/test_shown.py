@@ -262,15 +262,60 @@ def test_colours_are_converted_as_tagged(tmp_path: Path, matrix: int, weights: t
     assert abs(read_frames(path)[0, 30, 30].astype(int) - (200, 60, 30)).max() <= 6
 
 
-def test_hdr_videos_are_refused(tmp_path: Path, frame: Image8) -> None:
-    tags = {"colorspace": 9, "color_primaries": 9, "color_trc": 18, "color_range": 1}
-    _write(tmp_path / "a.mkv", [frame], "ffv1", "yuv444p10le", **tags)
-    with pytest.raises(RequestError, match="is in HDR"):
+SEEN = np.array([[255, 255, 255], [128, 128, 128], [250, 30, 30], [90, 160, 230], [30, 200, 60]])
+"""Colours in sRGB."""
+TO_2020 = np.array([[0.6274, 0.3293, 0.0433], [0.0691, 0.9195, 0.0114], [0.0164, 0.0880, 0.8956]])
+BRIGHT = 203
+"""Of white, in candela per square metre: ITU-R BT.2408."""
+
+
+def _linear(values: NDArray[Any]) -> NDArray[np.float64]:
+    x = values / 255
+    return np.where(x <= 0.04045, x / 12.92, ((x + 0.055) / 1.055) ** 2.4)
+
+
+def _pq(light: NDArray[np.float64]) -> NDArray[np.float64]:
+    """SMPTE ST 2084 of light in units of 10,000 candela per square metre."""
+    power = light**0.1593017578125
+    return ((0.8359375 + 18.8515625 * power) / (1 + 18.6875 * power)) ** 78.84375
+
+
+def _hlg(light: NDArray[np.float64]) -> NDArray[np.float64]:
+    """ITU-R BT.2100's HLG of displayed light in units of 1,000 candela per square metre."""
+    luminance = light @ [0.2627, 0.678, 0.0593]
+    scene = light * luminance[:, None] ** (1 / 1.2 - 1)
+    bright = 0.17883277 * np.log(np.maximum(12 * scene - 0.28466892, 1e-9)) + 0.55991073
+    return np.where(scene <= 1 / 12, np.sqrt(3 * scene), bright)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transfer", [16, 18])
+def test_hdr_is_shown_in_srgb(tmp_path: Path, transfer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    light = _linear(SEEN) @ TO_2020.T * BRIGHT
+    colours = _pq(light / 10_000) if transfer == 16 else _hlg(light / 1_000)
+    luma = colours @ [0.2627, 0.678, 0.0593]
+    planes = 64 + 876 * luma, 512 + 896 * (colours[:, 2] - luma) / 1.8814, 512 + 896 * (colours[:, 0] - luma) / 1.4746
+    frame = av.VideoFrame(16 * len(SEEN), 16, "yuv444p10le")
+    for plane, values in zip(frame.planes, planes, strict=True):
+        row = np.zeros(plane.line_size // 2, np.uint16)
+        row[: 16 * len(SEEN)] = np.round(values).repeat(16)
+        plane.update(np.tile(row, 16).tobytes())
+    with av.open(str(tmp_path / "a.mkv"), "w") as container:
+        stream: Any = container.add_stream("ffv1", rate=8)
+        stream.width, stream.height, stream.pix_fmt = 16 * len(SEEN), 16, "yuv444p10le"
+        tags = stream.codec_context
+        tags.colorspace, tags.color_primaries, tags.color_trc, tags.color_range = 9, 9, transfer, 1
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    if int(av.__version__.partition(".")[0]) >= 18:
+        assert abs(read_frames(tmp_path / "a.mkv")[0, 8, 8::16].astype(int) - SEEN).max() < 25
+    monkeypatch.setattr(av, "__version__", "17.0.0")
+    with pytest.raises(RequestError, match=r"is in HDR, which needs PyAV 18"):
         read_frames(tmp_path / "a.mkv")
 
 
 @pytest.mark.parametrize("suffix", [".avif", ".png"])
-def test_hdr_images_are_refused(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hdr_pictures_are_shown_as_hdr_videos(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / f"a{suffix}"
     if suffix == ".avif":
         if not features.check("avif"):
@@ -284,8 +329,11 @@ def test_hdr_images_are_refused(tmp_path: Path, suffix: str, monkeypatch: pytest
         chunk = b"cICP" + bytes([9, 16, 0, 1])
         whole = struct.pack(">I", 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
         path.write_bytes(data.getvalue()[:33] + whole + data.getvalue()[33:])
-    with pytest.raises(RequestError, match="is in HDR"):
-        read_frames(path)
+    if int(av.__version__.partition(".")[0]) < 18:
+        with pytest.raises(RequestError, match="is in HDR"):
+            read_frames(path)
+    else:  # 58 % of PQ's range is 203 candela per square metre, white
+        assert read_frames(path)[0, 30, 30].min() > 240
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "P"])

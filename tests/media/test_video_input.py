@@ -331,16 +331,28 @@ def _table(path: Path, table: np.ndarray, header: bool = False) -> Path:
         np.savez(path, action=table, other=np.zeros((3, 3, 3)))
     elif path.suffix == ".npy":
         np.save(path, np.asfortranarray(table))
+    elif path.suffix == ".csv":
+        lines = [",".join(map(str, row)) for row in table.tolist()]
+        path.write_text("\n".join((["dx, dy"] if header else []) + lines) + "\n\n", encoding="utf-8-sig")
     else:
         path.write_text(json.dumps({"action": table.tolist()} if header else table.tolist()))
     return path
 
 
 @pytest.mark.parametrize("header", [False, True])
-@pytest.mark.parametrize("name", ["a.npz", "a.npy", "a.json"])
+@pytest.mark.parametrize("name", ["a.npz", "a.npy", "a.csv", "a.json"])
 def test_actions_of_every_kind(tmp_path: Path, name: str, header: bool) -> None:
     rows = read_actions(_table(tmp_path / name, TABLE, header), 2, range(6))
     assert rows.dtype == np.float32 and rows.tolist() == TABLE.tolist()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\n # of a robot\nx,y\n\n1,0\n,\n,\n", "x;y\n1;0\n", "1\t0\n", ",\u2028\n1,0\n", '"a\nb",c\r\n1,0\r\n'],
+)
+def test_csv_as_programs_write_it(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.tsv").write_text(text, newline="")
+    assert read_actions(tmp_path / "a.tsv", 2, range(2)).tolist() == [[1, 0], [0, 0]]
 
 
 @settings(max_examples=40)
@@ -350,7 +362,7 @@ def test_rows_of_the_clip_or_of_the_input(count: int, frames: int, start: int, s
     wanted = range(start, start + frames * step, step)
     rows = [*range(frames)] if count in (frames, frames - 1) else [*wanted]
     with tempfile.TemporaryDirectory() as folder:
-        file = _table(Path(folder) / "a.json", table)
+        file = _table(Path(folder) / "a.csv", table)
         if rows[-2] >= count:
             with pytest.raises(RequestError, match=f"has {count} rows, needed: {frames - 1}"):
                 read_actions(file, 2, wanted)
@@ -363,13 +375,15 @@ def test_rows_of_the_clip_or_of_the_input(count: int, frames: int, start: int, s
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.json", "[[1, 2, 3]]", "row 0 has 3 numbers, the model takes 2"),
-        ("a.json", "[[1, 2], [1]]", "row 1 has 1 numbers"),
-        ("a.json", "[[1, 2]]", "has 1 rows, needed: 3, one for each of 4 frames but the last"),
-        ("a.json", "[]", "has 0 rows"),
-        ("a.json", json.dumps([[1, float("nan")]] * 4), "not finite"),
-        ("a.json", json.dumps([[1, 1e39]] * 4), "not finite"),
-        ("a.csv", "1,2\n", "unknown suffix '.csv'"),
+        ("a.csv", "1,2\n3,x\n", "line 2 has 'x', needed: numbers"),
+        ("a.csv", "1,2,3\n" * 4, "row 0 has 3 numbers, the model takes 2"),
+        ("a.csv", "1,2\n1\n", "row 1 has 1 numbers"),
+        ("a.csv", "1,2\n", "has 1 rows, needed: 3, one for each of 4 frames but the last"),
+        ("a.csv", "", "has 0 rows"),
+        ("a.csv", "0x1,0x0\n1,2\n1,2\n1,2\n", "line 1 has '0x1', needed: numbers"),
+        ("a.csv", "1,2\n,\n1,2\n1,2\n", "line 2 has no numbers"),
+        ("a.csv", "1,nan\n" * 4, "not finite"),
+        ("a.csv", "1,1e39\n" * 4, "not finite"),
         ("a.json", "[1, 2]", "is not a list of lists of numbers"),
         ("a.json", '[["1", 2]]', "is not a list of lists of numbers"),
         ("a.json", "[[true, 2]]", "is not a list of lists of numbers"),
@@ -393,7 +407,7 @@ def test_actions_are_no_device() -> None:
 
 
 def test_actions_and_models_belong_together(tmp_path: Path) -> None:
-    video, file = _written(tmp_path / "a.gif", _frames()), _table(tmp_path / "b.json", TABLE)
+    video, file = _written(tmp_path / "a.gif", _frames()), _table(tmp_path / "b.csv", TABLE)
     with pytest.raises(RequestError, match="the model 'm' takes no actions"):
         read_clip(video, _wanted(), file)
     with pytest.raises(RequestError, match="the model 'm' needs actions: 2 numbers for each of 4 frames but the last"):

@@ -15,11 +15,12 @@ from typer.core import TyperCommand
 
 from fastcar_cli.cli.help import arrange, examples
 from fastcar_cli.errors import FastcarError, RequestError
+from fastcar_cli.system.files import spooled
 
-FILES = ("prompts_file", "inputs", "actions", "text_embedding", "from_", "config", "fpga", "preset", "trace", "compare",
-        "calibrate", "lpips_weights", "folder", "output", "report", "report_to", "trace_to", "save",
-         "keep_prefill")  # fmt: skip
-"""Parameters that name files, where `~` is the user's home."""
+READ = ("prompts_file", "inputs", "actions", "text_embedding", "from_", "config", "fpga", "preset", "trace", "compare",
+        "calibrate", "lpips_weights", "folder")  # fmt: skip
+WRITTEN = ("output", "report", "report_to", "trace_to", "save", "keep_prefill")
+"""Parameters that name files to read, and others where `~` is the user's home."""
 
 OTHERS = {"overrides": "--set", "ratio": "--replay"}
 """Flags of parameters that the configuration does not have under that name."""
@@ -106,7 +107,7 @@ class Command(TyperCommand):
             option, text = (name, rest) if name in valued and equals else (before, value)
             if option in valued and not text:
                 raise RequestError(f"{option}: is empty", hint="give a value, or leave the option out")
-            if valued.get(option, "model") not in (*FILES, "model", "key") and _UNUSUAL.fullmatch(text):
+            if valued.get(option, "model") not in (*READ, *WRITTEN, "model", "key") and _UNUSUAL.fullmatch(text):
                 raise RequestError(f"{option} {text}: is not a number", hint="numbers have the digits 0 to 9 and no _")
         if "" in args:
             raise RequestError("an argument is empty", hint="give a value, or leave it out")
@@ -120,8 +121,9 @@ class Command(TyperCommand):
         if "form" in ctx.params:
             _choose_format(ctx)
         for name, value in ctx.params.items():
-            if name in FILES:
-                ctx.params[name] = [*map(_file, value)] if isinstance(value, list) else _file(value)
+            if name in READ or name in WRITTEN:
+                each = [_file(v, name in READ) for v in (value if isinstance(value, list) else [value])]
+                ctx.params[name] = each if isinstance(value, list) else each[0]
         try:
             return super().invoke(ctx)
         except FastcarError as e:
@@ -130,12 +132,13 @@ class Command(TyperCommand):
             raise
 
 
-def _file(given: Any) -> Any:
-    """What an option that names a file stands for: `~` is the user's home."""
+def _file(given: Any, read: bool) -> Any:
+    """What an option that names a file stands for: `~` is the user's home, a pipe that is read becomes a file."""
     if not isinstance(given, (str, Path)):
         return given
     path = Path(os.path.expanduser(given))  # of an unknown user it stays, where pathlib's raises
     _check_length(path)
+    path = spooled(path) if read else path
     return path if isinstance(given, Path) else given if path == Path(given) else str(path)
 
 

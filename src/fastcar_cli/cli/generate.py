@@ -48,7 +48,7 @@ Actions = Annotated[
     list[Path] | None,
     typer.Option(
         metavar="FILE",
-        help="Actions of the input, a row a frame: .npz, .npy or .json. An .npz may bring its own.",
+        help="Actions of the input, a row a frame: .npz, .npy, .csv, .tsv or .json. An .npz may bring its own.",
     ),
 ]
 Address = Annotated[str | None, typer.Option(help="Address of a running Ray cluster.", hidden=True)]

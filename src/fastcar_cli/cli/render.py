@@ -28,6 +28,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from fastcar_cli.system.files import COPIES
+
 PLAIN_SECONDS = 60.0
 """Seconds between lines where standard error is not a terminal."""
 
@@ -89,7 +91,11 @@ def _written(thing: Any, form: str) -> str:
 
 
 def plain(text: str) -> str:
-    """A text that users or files gave, for a terminal: without control characters, which it would obey."""
+    """A text that users or files gave, for a terminal: without control characters, which it would obey, and with pipes
+    by the names that they were given.
+    """
+    for copy, given in COPIES.items():
+        text = text.replace(copy, given)
     return "".join(
         "\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text
     )

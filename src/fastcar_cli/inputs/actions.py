@@ -1,7 +1,10 @@
-"""Actions from .npz, .npy or JSON files: one row of numbers a frame."""
+"""Actions from .npz, .npy, CSV, TSV or JSON files: one row of numbers a frame."""
 
 from __future__ import annotations
 
+import csv
+import itertools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from fastcar_cli.config.lists import digits
 from fastcar_cli.errors import Key, RequestError, Text
 from fastcar_cli.media.arrays import SUFFIXES, numbers_in
 from fastcar_cli.system.files import read_text
@@ -20,15 +24,18 @@ Rows = NDArray[np.float32]
 KEYS = ("action", "actions")
 """Of the actions in an .npz file (the first one is iVideoGPT's) or in a JSON object."""
 
+_ALLOWED = ".npz, .npy, .csv, .tsv or .json"
+_LIKE_A_NUMBER = re.compile(r"[-+.]?\d|[-+]?(?:nan|inf)", re.I)
 _TABLE = TypeAdapter(list[list[float]], config=ConfigDict(strict=True))
 
 
 def read_actions(path: Path, width: int, wanted: Sequence[int]) -> Rows:
     """The actions of a clip, float32 [S, width].
 
-    width: numbers an action has. wanted: which frames of the input make the clip (S of them), in rising order. A file
-    of S or S - 1 rows is the clip's own; of a longer one, whose rows are those of the input's frames, the rows `wanted`
-    are taken. The last frame's action may be missing and is zero then. Raises RequestError that says what does not fit.
+    width: numbers an action has. wanted: which frames of the input make the clip (S of them), in rising order.
+    A file with S or S - 1 rows is the clip's own, one row a frame; of a longer one the rows `wanted` are taken, as
+    its rows belong to the frames of the input. The last frame's action leads out of the clip; where it is missing
+    it is zero. Raises RequestError that says what does not fit.
     """
     if not path.is_file():
         kind = "is a pipe or a device" if path.exists() else "there is no such file"
@@ -36,21 +43,13 @@ def read_actions(path: Path, width: int, wanted: Sequence[int]) -> Rows:
     suffix = path.suffix.lower()
     if suffix in SUFFIXES:
         return actions_in(path, width, wanted, own=False)
-    if suffix != ".json":
-        raise RequestError(f"unknown suffix {suffix!r}", key="actions", value=path, allowed=".npz, .npy or .json")
+    if suffix not in (".csv", ".tsv", ".json"):
+        raise RequestError(f"unknown suffix {suffix!r}", key="actions", value=path, allowed=_ALLOWED)
     what = (Key("actions"), f" {path}")
-    try:
-        data = parse_json(read_text(path, what, "utf-8-sig"))
-    except ValueError:
-        raise RequestError("is not a JSON file", where=what) from None
-    if isinstance(data, dict):
-        data = next((data[k] for k in KEYS if k in data), None)
-    try:
-        table = _TABLE.validate_python(data)
-    except ValidationError:
-        hint = "such as [[0.1, 0], [0.2, 0]]"
-        raise RequestError("is not a list of lists of numbers", where=what, hint=hint) from None
-    return _fit(table, what, width, wanted, own=False)
+    text = read_text(path, what, "utf-8-sig")
+    return _fit(
+        _json(text, what) if suffix == ".json" else _csv(text, what, len(wanted)), what, width, wanted, own=False
+    )
 
 
 def actions_in(path: Path, width: int, wanted: Sequence[int], *, own: bool = True) -> Rows:
@@ -66,6 +65,65 @@ def has_actions(path: Path) -> bool:
         return False
     with np.load(path, allow_pickle=False) as arrays:  # which was read before, for its frames
         return any(key in arrays for key in KEYS)
+
+
+def _csv(text: str, what: Text, frames: int) -> list[list[float]]:
+    """Rows of numbers between commas, semicolons or tabs, of so many frames; the first line may name the columns.
+
+    Names are words, or 0, 1, 2, ... as pandas writes them. Raises RequestError where these may be numbers too. Empty
+    lines and those that begin with # are skipped, and so are lines without numbers at the end.
+    """
+    lines = ["" if line.lstrip().startswith("#") else line for line in text.split("\n")]
+    first = next((line for line in lines if line.strip()), "")
+    separator = next((s for s in "\t;" if s in first), ",")
+    try:
+        reader = csv.reader(lines, strict=True, delimiter=separator)
+        table = [(number, [cell.strip() for cell in line]) for number, line in enumerate(reader, 1) if line]
+    except csv.Error as e:
+        raise RequestError(f"is not a CSV file ({e})", where=what) from None
+    while table and not any(table[-1][1]):
+        table.pop()
+    table = [*itertools.dropwhile(lambda line: not any(line[1]), table)]
+    names = table[0][1] if table else []
+    if not any(_LIKE_A_NUMBER.match(cell) for cell in names):
+        table = table[1:]
+    rows = []
+    for number, cells in table:
+        if not any(cells):
+            raise RequestError(f"line {number} has no numbers", where=what)
+        if (other := next((cell for cell in cells if _number(cell) is None), None)) is not None:
+            raise RequestError(f"line {number} has {other[:40]!r}, needed: numbers", where=what)
+        rows.append([float(cell) for cell in cells])
+    if len(rows) < 2 or names != [*map(str, range(len(rows[0])))]:
+        return rows
+    if "." in text.partition(first)[2] or len(rows) == frames + 1:
+        return rows[1:]
+    if len(rows) == frames:
+        hint = f"name the columns with words, or write {separator.join(f'{n}.0' for n in range(len(rows[0])))}"
+        raise RequestError(f"begins with {first.strip()}: numbers or names of columns?", where=what, hint=hint)
+    return rows
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(digits(text))
+    except ValueError:
+        return None
+
+
+def _json(text: str, what: Text) -> list[Any]:
+    """A list with a list of numbers a frame, bare or under the key `action`."""
+    try:
+        data = parse_json(text)
+    except ValueError:
+        raise RequestError("is not a JSON file", where=what) from None
+    if isinstance(data, dict):
+        data = next((data[k] for k in KEYS if k in data), None)
+    try:
+        return _TABLE.validate_python(data)
+    except ValidationError:
+        hint = "such as [[0.1, 0], [0.2, 0]]"
+        raise RequestError("is not a list of lists of numbers", where=what, hint=hint) from None
 
 
 def _fit(table: Sequence[Any] | NDArray[Any], what: Text, width: int, wanted: Sequence[int], *, own: bool) -> Rows:

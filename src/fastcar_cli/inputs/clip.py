@@ -157,7 +157,7 @@ def _actions(path: Path, wanted: Wanted, actions: Path | None) -> Rows:
         return actions_in(path, width, wanted.indices)
     raise RequestError(
         f"the model {wanted.model!r} needs actions: {width} numbers for each of {wanted.frames} frames but the last",
-        hint=(Key("actions"), " FILE (.npz, .npy or .json)"),
+        hint=(Key("actions"), " FILE (.npz, .npy, .csv, .tsv or .json)"),
     )
 
 

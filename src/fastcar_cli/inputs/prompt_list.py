@@ -30,7 +30,8 @@ def prompts_in(file: Path, where: Text) -> Listed:
     lines = {number: line for number, line in numbered if line and not line.startswith("#")}
     if file.suffix.lower() in (".json", ".jsonl"):
         try:
-            by_line = file.suffix.lower() == ".jsonl"
+            # JSON that comes through a pipe has no suffix of its own.
+            by_line = file.suffix.lower() == ".jsonl" or (len(lines) > 1 and all(map(_is_json, lines.values())))
             entries = [parse_json(line) for line in lines.values()] if by_line else parse_json(text)
         except ValueError as e:
             raise RequestError(f"is not valid JSON: {e}", where=where) from None

@@ -25,6 +25,9 @@ _WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 _HDR = (16, 18)
 """Transfer functions of HDR videos, PQ and HLG, as FFmpeg numbers them."""
 
+_SDR = {"dst_color_trc": 13, "dst_color_primaries": 1}
+"""sRGB."""
+
 _SAVE = "save it as JPEG or PNG"
 
 
@@ -152,18 +155,20 @@ def _decoded(container: Any, stream: Any) -> Iterator[Any]:
 
 
 def _as_shown(frame: Any, aspect: Any, path: Path) -> Image8:
-    """Square pixels in sRGB, with the display matrix applied and transparent ones on the ground.
+    """Square pixels in sRGB, with the display matrix applied and transparent ones on the ground."""
+    import av
 
-    Raises RequestError for HDR, interlaced frames and other turns than by a quarter.
-    """
-    if frame.color_trc in _HDR or frame.interlaced_frame:
-        how, other = ("is in HDR", "in SDR") if frame.color_trc in _HDR else ("is interlaced", "deinterlaced")
-        raise RequestError(how, key="input", value=path, hint=f"save it {other}")
+    if frame.interlaced_frame:
+        raise RequestError("is interlaced", key="input", value=path, hint="save it deinterlaced")
     clear = frame.format.has_palette or any(part.is_alpha for part in frame.format.components)
-    image = frame.to_ndarray(format="rgba" if clear else "rgb24")
+    high = frame.color_trc in _HDR
+    if high and int(av.__version__.partition(".")[0]) < 18:
+        raise RequestError("is in HDR, which needs PyAV 18", key="input", value=path, hint="save it in SDR")
+    image = frame.to_ndarray(format="rgba" if clear else "rgb24", **(_SDR if high else {}))
     image = on_ground(Image.fromarray(image)) if clear else image
     if aspect and aspect != 1:
-        image = np.asarray(Image.fromarray(image).resize((max(1, round(frame.width * aspect)), frame.height)))
+        wide = Image.fromarray(image).resize((max(1, round(frame.width * aspect)), frame.height))
+        image = np.asarray(wide)
     try:
         matrix = frame.side_data.get("DISPLAYMATRIX")
     except ValueError:  # PyAV has no name for other data beside it

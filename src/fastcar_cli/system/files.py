@@ -20,6 +20,7 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -269,6 +270,44 @@ def why_unread(error: Exception) -> str:
     """The first line of a library's error, without its advice to run what a file holds."""
     said = str(error).partition("\n")[0] or type(error).__name__
     return OBJECTS if re.search("allow_pickle|Weights only load failed", said) else said
+
+
+_KINDS = ((b"PK\x03\x04", ".npz"), (b"\x93NUMPY", ".npy"), (b"GIF8", ".gif"), (b"{", ".json"), (b"[", ".json"))
+"""First bytes of the kinds of files that are known by their suffix."""
+
+COPIES: dict[str, str] = {}
+"""Copies of pipes by their path, with the name that the user gave."""
+
+
+@cache
+def _folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="fastcar-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def spooled(path: Path) -> Path:
+    """The path, or that of a copy of a pipe or of standard input (also `-`), which lasts until the program ends.
+
+    Raises RequestError for more than a gigabyte.
+    """
+    given, path = str(path), Path("/dev/stdin") if str(path) == "-" else path
+    try:
+        standard = path.parent in (Path("/dev"), Path("/dev/fd")) and path.name in ("stdin", *map(str, range(1024)))
+        if not standard and not stat.S_ISFIFO(path.stat().st_mode):
+            return path
+        with path.open("rb") as pipe:
+            data = pipe.read(MOST_ARRAYS + 1)
+    except OSError:
+        return path  # whoever reads it says what is wrong
+    if len(data) > MOST_ARRAYS:
+        raise RequestError(f"{path} holds more than {MOST_ARRAYS:,} bytes", hint="give a file")
+    text = "" if b"\0" in data else ".csv"
+    suffix = next((s for begin, s in _KINDS if data.lstrip(b" \r\n\t").startswith(begin)), text)
+    copy = _folder() / f"{path.name}{'.safetensors' if data[8:9] == b'{' else suffix}"
+    copy.write_bytes(data)
+    COPIES[str(copy)] = given
+    return copy
 
 
 def require_regular(file: Path, most: float = math.inf) -> None:
