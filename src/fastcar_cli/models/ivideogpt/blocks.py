@@ -15,15 +15,14 @@ import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from fastcar_cli.models.convolutions import Chain, ResnetBlock, Upsample, conv, norm
 from fastcar_cli.models.decoder import KV
-from fastcar_cli.models.vila_u.rqvae import ResnetBlock, Upsample, norm
 from fastcar_cli.system.plain_data import WHOLE, Flag, Layers, Size
 
 SIDE = 16
 """Side of a frame's latents."""
 
 CONTEXT_CODES = SIDE * SIDE
-
 
 HEADS = 4
 """Heads of the cross attention."""
@@ -105,14 +104,6 @@ class TokenizerSpec:
         return (1 + CONTEXT_CODES) * self.context - 1
 
 
-def _conv(width_in: int, width_out: int) -> nn.Conv2d:
-    return nn.Conv2d(width_in, width_out, 3, padding=1)
-
-
-def _resnets(widths: Sequence[int], groups: int) -> nn.ModuleList:
-    return nn.ModuleList(ResnetBlock(a, b, groups, "conv_shortcut") for a, b in itertools.pairwise(widths))
-
-
 class Downsample(nn.Module):
     """Conv 3x3 with stride 2 on a feature map with one more column of zeros on the right and one more row below."""
 
@@ -123,25 +114,6 @@ class Downsample(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, 2R, 2R] -> [B, C, R, R]."""
         return self.conv(F.pad(x, (0, 1, 0, 1)))
-
-
-class Level(nn.Module):
-    """Residual blocks of one resolution; after them R' is R / 2 of `down`, 2 R of `up`, else R."""
-
-    def __init__(
-        self, width_in: int, width_out: int, blocks: int, groups: int, *, down: bool = False, up: bool = False
-    ) -> None:
-        super().__init__()
-        widths = [width_in] + [width_out] * blocks
-        self.resnets = _resnets(widths, groups)
-        self.downsamplers = nn.ModuleList([Downsample(width_out)] if down else [])
-        self.upsamplers = nn.ModuleList([Upsample(width_out)] if up else [])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, width_in, R, R] -> [B, width_out, R', R']."""
-        for part in (*self.resnets, *self.downsamplers, *self.upsamplers):
-            x = part(x)
-        return x
 
 
 class MapAttention(nn.Module):
@@ -158,22 +130,6 @@ class MapAttention(nn.Module):
         h = self.group_norm(x).flatten(2).transpose(1, 2)
         out = F.scaled_dot_product_attention(self.to_q(h), self.to_k(h), self.to_v(h))
         return x + self.to_out[0](out).transpose(1, 2).reshape(x.shape)
-
-
-class Middle(nn.Module):
-    """Residual block, attention if asked, residual block at the lowest resolution."""
-
-    def __init__(self, channels: int, groups: int, attention: bool) -> None:
-        super().__init__()
-        self.resnets = _resnets([channels] * 3, groups)
-        self.attentions = nn.ModuleList([MapAttention(channels, groups)] if attention else [])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, C, R, R] -> the same shape."""
-        x = self.resnets[0](x)
-        for attention in self.attentions:
-            x = attention(x)
-        return self.resnets[1](x)
 
 
 class Projections(nn.Module):
@@ -221,13 +177,40 @@ class CrossAttention(nn.Module):
         return F.silu(z + self.att.out_proj(out).transpose(1, 2).reshape(z.shape))
 
 
-class _Attending(nn.Module):
-    """What encoder and decoder have in common: cross attention to context frames after some levels."""
+def _resnets(widths: Sequence[int], groups: int) -> dict[str, nn.Module]:
+    blocks = (ResnetBlock(a, b, groups, "conv_shortcut") for a, b in itertools.pairwise(widths))
+    return {f"resnets.{i}": block for i, block in enumerate(blocks)}
 
-    def _attend_after(self, levels: Mapping[int, tuple[int, int]], context: int) -> None:
-        """Make the cross attention after each level of `levels`, which has feature maps of (channels, side)."""
-        self.at = {level: j for j, level in enumerate(levels)}
-        self.cross_att_blocks = nn.ModuleList(CrossAttention(*sizes, context) for sizes in levels.values())
+
+class ConvHalf(nn.Module):
+    """Pixels in 0..1 [B, 3, H, W] to latents [B, D, 16, 16]; with `up` latents to pixels in about 0..1.
+
+    If it attends, cross attention to context frames follows the levels `spec.seen`, with `up` those of `spec.drawn`,
+    whose level -1 is the middle.
+    """
+
+    def __init__(self, spec: TokenizerSpec, *, up: bool, attends: bool = False) -> None:
+        super().__init__()
+        widths, groups = spec.channels[::-1] if up else spec.channels, spec.groups
+        first, last = (spec.latent, 3) if up else (3, spec.latent)
+        middle = [*_resnets([spec.channels[-1]] * 3, groups).items()]
+        if spec.mid_attention or attends:
+            middle.insert(1, ("attentions.0", MapAttention(spec.channels[-1], groups)))
+        levels = nn.ModuleList()
+        for i, width in enumerate(widths):
+            parts = _resnets([widths[max(i - 1, 0)]] + [width] * (spec.blocks + up), groups)
+            if i + 1 < len(widths):
+                parts |= {"upsamplers.0": Upsample(width)} if up else {"downsamplers.0": Downsample(width)}
+            levels.append(Chain(parts))
+        self.up, self.levels = up, "up_blocks" if up else "down_blocks"
+        self.conv_in, self.mid_block = conv(first, widths[0]), Chain(dict(middle))
+        self.add_module(self.levels, levels)
+        self.conv_norm_out, self.conv_out = norm(widths[-1], groups), conv(widths[-1], last)
+        sides = (spec.drawn if up else spec.seen) if attends else {}
+        self.at = {level: j for j, level in enumerate(sides)}
+        self.cross_att_blocks = nn.ModuleList(
+            CrossAttention(widths[max(level, 0)], side, spec.context) for level, side in sides.items()
+        )
 
     def cross_kv(self, features: Mapping[int, Tensor]) -> dict[int, KV]:
         """The cross-attention KV by level, of the feature maps [B, t, C, R, R] of context frames by level."""
@@ -236,56 +219,20 @@ class _Attending(nn.Module):
             for level, j in self.at.items()
         }
 
-    def _attended(self, x: Tensor, level: int, cross: Mapping[int, KV]) -> Tensor:
-        return self.cross_att_blocks[self.at[level]](x, cross[level]) if level in self.at else x
-
-
-class Encoder(_Attending):
-    """Pixels in 0..1 [B, 3, H, W] to latents [B, D, 16, 16]; if it attends, cross attention follows `spec.seen`."""
-
-    def __init__(self, spec: TokenizerSpec, *, attends: bool = False) -> None:
-        super().__init__()
-        channels, groups, last = spec.channels, spec.groups, len(spec.channels) - 1
-        self.conv_in = _conv(3, channels[0])
-        self.down_blocks = nn.ModuleList(
-            Level(channels[max(i - 1, 0)], width, spec.blocks, groups, down=i < last)
-            for i, width in enumerate(channels)
-        )
-        self.mid_block = Middle(channels[-1], groups, spec.mid_attention or attends)
-        self.conv_norm_out, self.conv_out = norm(channels[-1], groups), _conv(channels[-1], spec.latent)
-        attended = spec.seen if attends else {}
-        self._attend_after({level: (channels[level], size) for level, size in attended.items()}, spec.context)
-
     def forward(self, x: Tensor, cross: Mapping[int, KV] = MappingProxyType({})) -> tuple[Tensor, dict[int, Tensor]]:
-        """Latents, and the feature maps after every level."""
-        x, features = self.conv_in(x), {}
-        for level, block in enumerate(self.down_blocks):
-            features[level] = x = self._attended(block(x), level, cross)
-        return self.conv_out(F.silu(self.conv_norm_out(self.mid_block(x)))), features
+        """Latents or pixels, and the feature maps after every level."""
+        features: dict[int, Tensor] = {}
 
+        def after(level: int, x: Tensor) -> Tensor:
+            at = self.at.get(level)
+            features[level] = x if at is None else self.cross_att_blocks[at](x, cross[level])
+            return features[level]
 
-class Decoder(_Attending):
-    """Latents [B, D, 16, 16] to pixels in about 0..1, [B, 3, H, W].
-
-    If it attends, cross attention follows `spec.drawn`; level -1 is the middle.
-    """
-
-    def __init__(self, spec: TokenizerSpec, *, attends: bool = False) -> None:
-        super().__init__()
-        widths, groups, last = spec.channels[::-1], spec.groups, len(spec.channels) - 1
-        self.conv_in = _conv(spec.latent, widths[0])
-        self.mid_block = Middle(widths[0], groups, spec.mid_attention or attends)
-        self.up_blocks = nn.ModuleList(
-            Level(widths[max(i - 1, 0)], width, spec.blocks + 1, groups, up=i < last) for i, width in enumerate(widths)
-        )
-        self.conv_norm_out, self.conv_out = norm(widths[-1], groups), _conv(widths[-1], 3)
-        attended = spec.drawn if attends else {}
-        self._attend_after({level: (widths[max(level, 0)], size) for level, size in attended.items()}, spec.context)
-
-    def forward(self, z: Tensor, cross: Mapping[int, KV] = MappingProxyType({})) -> tuple[Tensor, dict[int, Tensor]]:
-        """Pixels, and the feature maps after the middle (-1) and every level."""
-        features = {-1: self._attended(self.mid_block(self.conv_in(z)), -1, cross)}
-        x = features[-1]
-        for level, block in enumerate(self.up_blocks):
-            features[level] = x = self._attended(block(x), level, cross)
+        x = self.conv_in(x)
+        if self.up:
+            x = after(-1, self.mid_block(x))
+        for level, block in enumerate(cast(nn.ModuleList, self.get_submodule(self.levels))):
+            x = after(level, block(x))
+        if not self.up:
+            x = self.mid_block(x)
         return self.conv_out(F.silu(self.conv_norm_out(x))), features

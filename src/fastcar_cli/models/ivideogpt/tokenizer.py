@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastcar_cli.models.decoder import KV, table
-from fastcar_cli.models.ivideogpt.blocks import CONTEXT_CODES, SIDE, Decoder, Encoder, TokenizerSpec
+from fastcar_cli.models.ivideogpt.blocks import CONTEXT_CODES, SIDE, ConvHalf, TokenizerSpec
 
 CrossKV = Mapping[int, KV]
 """Keys and values of context frames, by the level whose cross attention reads them."""
@@ -42,8 +42,8 @@ class Tokenizer(nn.Module):
     def __init__(self, spec: TokenizerSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.encoder, self.decoder = Encoder(spec), Decoder(spec)
-        self.cond_encoder, self.cond_decoder = Encoder(spec, attends=True), Decoder(spec, attends=True)
+        self.encoder, self.decoder = (ConvHalf(spec, up=up) for up in (False, True))
+        self.cond_encoder, self.cond_decoder = (ConvHalf(spec, up=up, attends=True) for up in (False, True))
         width, piece = spec.code_width, spec.latent * spec.patch**2
         self.quant_conv, self.post_quant_conv = nn.Conv2d(spec.latent, width, 1), nn.Conv2d(width, spec.latent, 1)
         self.quant_linear, self.post_quant_linear = nn.Linear(piece, width), nn.Linear(width, piece)

@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from fastcar_cli.models.bundled.patch_decoder import PatchDecoder
+from fastcar_cli.models.convolutions import Chain, ResnetBlock, Upsample, conv, norm
 from fastcar_cli.models.decoder import summed, table
 from fastcar_cli.system.plain_data import WHOLE, Count, Flag, Layers, MaybeLayers, Size
 
@@ -70,128 +71,38 @@ class RQVAESpec:
         return h * self.scale, w * self.scale
 
 
-def norm(channels: int, groups: int) -> nn.GroupNorm:
-    """As autoencoders of this family have it."""
-    return nn.GroupNorm(groups, channels, eps=1e-6)
-
-
-class ResnetBlock(nn.Module):
-    """norm, SiLU, conv 3x3, twice, plus the input, which goes through 1x1 where widths differ.
-
-    `shortcut` is the name of that convolution in checkpoints.
-    """
-
-    def __init__(self, width_in: int, width_out: int, groups: int, shortcut: str = "nin_shortcut") -> None:
-        super().__init__()
-        self.norm1 = norm(width_in, groups)
-        self.conv1 = nn.Conv2d(width_in, width_out, 3, padding=1)
-        self.norm2 = norm(width_out, groups)
-        self.conv2 = nn.Conv2d(width_out, width_out, 3, padding=1)
-        self._shortcut = shortcut
-        self.add_module(shortcut, nn.Conv2d(width_in, width_out, 1) if width_in != width_out else nn.Identity())
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, width_in, H, W] -> [B, width_out, H, W]."""
-        h = self.conv1(F.silu(self.norm1(x)))
-        h = self.conv2(F.silu(self.norm2(h)))
-        return self.get_submodule(self._shortcut)(x) + h
-
-
 class AttnBlock(nn.Module):
     """Single-head self-attention over all positions of a feature map, plus the input."""
 
     def __init__(self, channels: int, groups: int) -> None:
         super().__init__()
         self.norm = norm(channels, groups)
-        self.q = nn.Conv2d(channels, channels, 1)
-        self.k = nn.Conv2d(channels, channels, 1)
-        self.v = nn.Conv2d(channels, channels, 1)
-        self.proj_out = nn.Conv2d(channels, channels, 1)
+        self.q, self.k, self.v, self.proj_out = (nn.Conv2d(channels, channels, 1) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> the same shape; scale C^-0.5."""
-        b, c, h, w = x.shape
         n = self.norm(x)
-        q, k, v = (f(n).reshape(b, c, h * w).transpose(1, 2) for f in (self.q, self.k, self.v))
-        out = F.scaled_dot_product_attention(q, k, v)
-        return x + self.proj_out(out.transpose(1, 2).reshape(b, c, h, w))
+        q, k, v = (f(n).flatten(2).transpose(1, 2) for f in (self.q, self.k, self.v))
+        return x + self.proj_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape))
 
 
-class Upsample(nn.Module):
-    """Nearest x2, then conv 3x3."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] -> [B, C, 2H, 2W]."""
-        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
-
-
-class Level(nn.Module):
-    """One resolution of the decoder: residual blocks, each with attention if asked, then upsampling."""
-
-    def __init__(
-        self, width_in: int, width_out: int, blocks: int, attention: bool, upsample: bool, groups: int
-    ) -> None:
-        super().__init__()
-        self.block = nn.ModuleList(
-            ResnetBlock(width_in if i == 0 else width_out, width_out, groups) for i in range(blocks)
-        )
-        self.attn = nn.ModuleList(AttnBlock(width_out, groups) for _ in range(blocks if attention else 0))
-        self.upsample = Upsample(width_out) if upsample else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, width_in, H, W] -> [B, width_out, H or 2H, W or 2W]."""
-        for i, block in enumerate(self.block):
-            x = block(x)
-            if len(self.attn):
-                x = self.attn[i](x)
-        return x if self.upsample is None else self.upsample(x)
-
-
-class Middle(nn.Module):
-    """Residual block, attention, residual block at the lowest resolution."""
-
-    def __init__(self, channels: int, groups: int) -> None:
-        super().__init__()
-        self.block_1 = ResnetBlock(channels, channels, groups)
-        self.attn_1 = AttnBlock(channels, groups)
-        self.block_2 = ResnetBlock(channels, channels, groups)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] -> the same shape."""
-        return self.block_2(self.attn_1(self.block_1(x)))
-
-
-class ConvDecoder(nn.Module):
+def conv_decoder(spec: RQVAESpec) -> Chain:
     """Latents [B, z_channels, h, w] to an image [B, out_ch, H, W] in about -1..1."""
-
-    def __init__(self, spec: RQVAESpec) -> None:
-        super().__init__()
-        levels = len(spec.ch_mult)
-        width = spec.ch * spec.ch_mult[-1]
-        self.conv_in = nn.Conv2d(spec.z_channels, width, 3, padding=1)
-        self.mid = Middle(width, spec.norm_groups)
-        resolution = spec.resolution // 2 ** (levels - 1)
-        up: list[Level] = []
-        for level in reversed(range(levels)):
-            out = spec.ch * spec.ch_mult[level]
-            attention = resolution in spec.attn_resolutions
-            up.insert(0, Level(width, out, spec.num_res_blocks + 1, attention, level > 0, spec.norm_groups))
+    groups, width, last = spec.norm_groups, spec.ch * spec.ch_mult[-1], len(spec.ch_mult) - 1
+    middle = {"block_1": ResnetBlock(width, width, groups), "attn_1": AttnBlock(width, groups)}
+    parts: dict[str, nn.Module] = {
+        "conv_in": conv(spec.z_channels, width),
+        "mid": Chain(middle | {"block_2": ResnetBlock(width, width, groups)}),
+    }
+    for level in range(last, -1, -1):
+        out, blocks = spec.ch * spec.ch_mult[level], dict[str, nn.Module]()
+        for i in range(spec.num_res_blocks + 1):
+            blocks[f"block.{i}"] = ResnetBlock(width, out, groups)
+            if spec.resolution >> last << (last - level) in spec.attn_resolutions:
+                blocks[f"attn.{i}"] = AttnBlock(out, groups)
             width = out
-            resolution *= 2
-        self.up = nn.ModuleList(up)
-        self.norm_out = norm(width, spec.norm_groups)
-        self.conv_out = nn.Conv2d(width, spec.out_ch, 3, padding=1)
-
-    def forward(self, z: Tensor) -> Tensor:
-        """[B, z_channels, h, w] -> [B, out_ch, H, W]."""
-        x = self.mid(self.conv_in(z))
-        for level in reversed(self.up):
-            x = level(x)
-        return self.conv_out(F.silu(self.norm_out(x)))
+        parts[f"up.{level}"] = Chain(blocks | ({"upsample": Upsample(out)} if level else {}))
+    return Chain(parts | {"norm_out": norm(width, groups), "act": nn.SiLU(), "conv_out": conv(width, spec.out_ch)})
 
 
 class Quantizer(nn.Module):
@@ -217,10 +128,10 @@ class RQVAE(nn.Module):
         self.spec = spec
         self.quantizer = Quantizer(spec)
         self.post_quant_conv = nn.Conv2d(spec.code_width, spec.z_channels, 1)
-        self.decoder: PatchDecoder | ConvDecoder = (
+        self.decoder: PatchDecoder | Chain = (
             PatchDecoder(widths=spec.widths, scale=spec.scale, z_channels=spec.z_channels, out_ch=spec.out_ch)
             if spec.widths
-            else ConvDecoder(spec)
+            else conv_decoder(spec)
         )
 
     def embed(self, codes: Tensor) -> Tensor:

@@ -1,0 +1,70 @@
+"""Blocks of convolutional autoencoders, under the names that they have in each model's checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Chain(nn.Module):
+    """Modules that run one after another, each under its path in checkpoints, such as `resnets.0`."""
+
+    def __init__(self, parts: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.paths = list(parts)
+        for path, part in parts.items():
+            group, _, index = path.partition(".")
+            if index and group not in self._modules:
+                self.add_module(group, nn.ModuleDict())
+            (self.get_submodule(group) if index else self).add_module(index or group, part)
+
+    def forward(self, x: Tensor, *others: Any) -> Tensor:
+        """What the last module gives; every module gets the others too."""
+        for path in self.paths:
+            x = self.get_submodule(path)(x, *others)
+        return x
+
+
+def norm(channels: int, groups: int) -> nn.GroupNorm:
+    """As autoencoders of this family have it."""
+    return nn.GroupNorm(groups, channels, eps=1e-6)
+
+
+def conv(width_in: int, width_out: int) -> nn.Conv2d:
+    """3 x 3, with zeros around the feature map."""
+    return nn.Conv2d(width_in, width_out, 3, padding=1)
+
+
+class ResnetBlock(nn.Module):
+    """norm, SiLU, conv 3x3, twice, plus the input, which goes through 1x1 where widths differ.
+
+    `shortcut` is the name of that convolution in checkpoints.
+    """
+
+    def __init__(self, width_in: int, width_out: int, groups: int, shortcut: str = "nin_shortcut") -> None:
+        super().__init__()
+        self.norm1, self.conv1 = norm(width_in, groups), conv(width_in, width_out)
+        self.norm2, self.conv2 = norm(width_out, groups), conv(width_out, width_out)
+        self._shortcut = shortcut
+        self.add_module(shortcut, nn.Conv2d(width_in, width_out, 1) if width_in != width_out else nn.Identity())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, width_in, H, W] -> [B, width_out, H, W]."""
+        h = self.conv1(F.silu(self.norm1(x)))
+        h = self.conv2(F.silu(self.norm2(h)))
+        return self.get_submodule(self._shortcut)(x) + h
+
+
+class Upsample(nn.Module):
+    """Nearest x2, then conv 3x3."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = conv(channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, C, 2H, 2W]."""
+        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
