@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from support.causal_video import TINY, random_tokenizer
 from torch import Tensor
 
-from fastcar_cli.models.cosmos.fsq import codes_of, ids_of
-from fastcar_cli.models.cosmos.tokenizer import CausalVideoSpec, work_of
+from fastcar_cli.models.cosmos.tokenizer import CausalVideoSpec, codes_of, ids_of, work_of
 from fastcar_cli.models.cosmos.tokenizer_blocks import Past, patched, unpatched
 
 H, W = 32, 48
@@ -34,8 +33,8 @@ def codes(videos: int = 1, seed: int = 0) -> Tensor:
 def streamed(ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     tokenizer = random_tokenizer()
     tokenizer.draw_in(dtype)
-    stream = tokenizer.stream()
-    return torch.cat([stream.next(latent) for latent in ids.unbind(1)], 1)
+    past = Past()
+    return torch.cat([tokenizer.decode(latent, past) for latent in ids.unbind(1)], 1)
 
 
 @pytest.mark.parametrize("sizes", [(1, 8, 8, 8), (9, 16), (17, 8)])
@@ -108,8 +107,8 @@ def test_other_shapes_work_without_attention_and_with_other_patches() -> None:
     tokenizer = random_tokenizer(spec)
     ids = tokenizer.encode(clip()[:, :9])
     assert ids.shape == (1, 3, H // 8, W // 8)
-    stream = tokenizer.stream()
-    assert [stream.next(latent).shape[1] for latent in ids.unbind(1)] == [1, 4, 4]
+    past = Past()
+    assert [tokenizer.decode(latent, past).shape[1] for latent in ids.unbind(1)] == [1, 4, 4]
 
 
 def test_specification_survives_json() -> None:
@@ -156,12 +155,12 @@ def test_work_is_what_the_parts_count(spec: CausalVideoSpec, encode: bool) -> No
         else:
             tokenizer.pixels(codes()[:, begin : begin + 1], past)
         assert past.work == done
-    assert past.kept == work.kept
+    assert past.held == work.held
 
 
 def test_a_stream_keeps_no_more_after_many_latents_but_keys_and_values() -> None:
     tokenizer, past, kept = random_tokenizer(replace(TINY, decoder_attention=False)), Past(), list[int]()
     for latent in codes().split(1, 1):
         tokenizer.pixels(latent, past)
-        kept.append(past.kept)
-    assert set(kept) == {work_of(tokenizer.spec, 2, 3, encode=False).kept}
+        kept.append(past.held)
+    assert set(kept) == {work_of(tokenizer.spec, 2, 3, encode=False).held}

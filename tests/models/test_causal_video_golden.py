@@ -15,8 +15,7 @@ from support.causal_video import loaded
 from support.paths import GOLDEN_LATENTS as GOLDEN
 from torch import Tensor
 
-from fastcar_cli.models.cosmos.fsq import bounded, codes_of, ids_of
-from fastcar_cli.models.cosmos.tokenizer import CausalVideoTokenizer
+from fastcar_cli.models.cosmos.tokenizer import CausalVideoTokenizer, bounded, codes_of, ids_of
 from fastcar_cli.models.cosmos.tokenizer_blocks import Past, patched
 from fastcar_cli.weights.tensors import Component, Weights, stored_shapes
 
@@ -115,9 +114,9 @@ def test_maps_and_frames_of_the_decoder_are_those_recorded(model: str) -> None:
         "up1": "decoder.up.1.upsample.conv3",
         "conv_out": "decoder.conv_out",
     }
-    stream = tokenizer().stream()
+    past = Past()
     with watched(names) as seen:
-        frames = torch.cat([stream.next(latent) for latent in ids_for(model).unbind(1)], 1)
+        frames = torch.cat([tokenizer().decode(latent, past) for latent in ids_for(model).unbind(1)], 1)
     for name in names:
         assert_near(thinned(seen(name)), f"{model}/decode/{name}", 1e-3)
     indices = record()["models"][model]["frame_indices"]
@@ -130,8 +129,8 @@ def test_maps_and_frames_of_the_decoder_are_those_recorded(model: str) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_one_latent_at_a_time_gives_what_all_at_once_give(model: str) -> None:
-    stream, ids = tokenizer().stream(), ids_for(model)
-    frames = torch.cat([stream.next(latent) for latent in ids.unbind(1)], 1)
+    past, ids = Past(), ids_for(model)
+    frames = torch.cat([tokenizer().decode(latent, past) for latent in ids.unbind(1)], 1)
     whole = tokenizer().pixels(ids, Past()).div(2).add(0.5).clamp(0, 1)
     assert (frames / 255 - whole).abs().max() <= 3e-6
 

@@ -28,7 +28,7 @@ LOOSE = {"__init__.py", "__main__.py", "_version.py", "errors.py", "video.py", "
 """Files of fastcar_cli outside its rooms."""
 LONGEST = 80
 """Lines of a function, docstring included."""
-TWICE = {"Decoder", "Encoder", "Format", "Level", "Middle", "Timing"}
+TWICE = {"Format", "Timing"}
 """Classes of two modules; none joins them."""
 
 OPTIONS = {

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class Chain(nn.Module):
+class Stack(nn.Module):
     """Modules that run one after another, each under its path in checkpoints, such as `resnets.0`."""
 
     def __init__(self, parts: Mapping[str, nn.Module]) -> None:

@@ -7,6 +7,7 @@ and adds places to the input of every block.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,8 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.cosmos.tokenizer import CausalVideoSpec, CausalVideoTokenizer, LatentDecoder, work_of
+from fastcar_cli.models.cosmos.tokenizer import CausalVideoSpec, CausalVideoTokenizer, work_of
+from fastcar_cli.models.cosmos.tokenizer_blocks import Past
 from fastcar_cli.models.network import FramesNetwork, FrameSpec, Layout, Spec
 from fastcar_cli.system.plain_data import WHOLE, Size
 
@@ -61,7 +63,7 @@ class CosmosSpec(Spec):
     @property
     def pixel_bytes(self) -> int:
         """See `Spec`; feature maps at work take 0.6 of what is held between frames (measured)."""
-        return int(1.6 * 4 * work_of(self.tokenizer, *self.grid, encode=False).kept)
+        return int(1.6 * 4 * work_of(self.tokenizer, *self.grid, encode=False).held)
 
     @property
     def longest(self) -> int:
@@ -111,20 +113,19 @@ class LatentFrameDecoder:
     def __init__(self, network: Cosmos, prompts: Tensor) -> None:
         self._grid, self._tokenizer = network.spec.grid, network.tokenizer
         self._prompts = prompts[:, network.spec.layout.prefix :]
-        self._decoder: LatentDecoder | None = None
+        self._past: Past | None = None
 
     def context(self) -> Tensor:
         """See `FrameDecoder`; the video begins anew."""
-        self._decoder = self._tokenizer.stream()
-        frames = self._prompts.unflatten(1, (-1, *self._grid)).unbind(1)
-        return torch.cat([self._decoder.next(ids) for ids in frames], 1)
+        self._past = Past()
+        return torch.cat([self.frame(ids[..., None]) for ids in self._prompts.split(math.prod(self._grid), 1)], 1)
 
     def frame(self, codes: Tensor) -> Tensor:
         """See `FrameDecoder`."""
-        if self._decoder is None:
+        if self._past is None:
             self.context()
-        assert self._decoder is not None
-        return self._decoder.next(codes[..., 0].unflatten(1, self._grid))
+        assert self._past is not None
+        return self._tokenizer.decode(codes[..., 0].unflatten(1, self._grid), self._past)
 
 
 class Cosmos(FramesNetwork):

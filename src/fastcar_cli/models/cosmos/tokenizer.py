@@ -6,9 +6,8 @@ video is encoded and decoded a latent at a time, and the first frames have the i
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -17,15 +16,14 @@ import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from fastcar_cli.models.cosmos.fsq import codes_of, ids_of
 from fastcar_cli.models.cosmos.tokenizer_blocks import (
     Level,
     LevelSpec,
-    Middle,
     Norm,
     Pair,
     Past,
     Pointwise,
+    middle,
     patched,
     unpatched,
 )
@@ -95,7 +93,33 @@ class CausalVideoSpec:
         return 1 + self.time * (latents - 1)
 
 
-class Encoder(nn.Module):
+def bounded(z: Tensor, levels: Sequence[int]) -> Tensor:
+    """Latents [..., D] as numbers that round to -(L // 2) .. (L - 1) // 2."""
+    sizes = z.new_tensor(levels)
+    half = (sizes - 1) * (1 + 1e-3) / 2
+    offset = (sizes % 2 == 0) / z.new_tensor(2.0)
+    return torch.tanh(z + torch.atanh(offset / half)) * half - offset
+
+
+def ids_of(z: Tensor, levels: Sequence[int]) -> Tensor:
+    """Ids int64 [...] of latents float [..., D]."""
+    ids = torch.zeros(z.shape[:-1], dtype=torch.int64, device=z.device)
+    digits = bounded(z, levels).round().long()
+    for digit, level in zip(reversed(digits.unbind(-1)), reversed(levels), strict=True):
+        ids = ids * level + digit + level // 2
+    return ids
+
+
+def codes_of(ids: Tensor, levels: Sequence[int]) -> Tensor:
+    """Codes float32 [..., D] in -1 .. 1 of ids [...]."""
+    codes = []
+    for level in levels:
+        codes.append((ids % level - level // 2) / (level // 2))
+        ids = ids // level
+    return torch.stack(codes, -1)
+
+
+class VideoEncoder(nn.Module):
     """Patches of pixels to latents."""
 
     def __init__(self, spec: CausalVideoSpec) -> None:
@@ -103,7 +127,7 @@ class Encoder(nn.Module):
         *inputs, last = [spec.width, *(level.widths[-1] for level in spec.down)]
         self.conv_in = Pair(COLOURS * spec.patch**3, spec.width)
         self.down = nn.ModuleList(Level(width, level, up=False) for width, level in zip(inputs, spec.down, strict=True))
-        self.mid = Middle(last, attention=spec.encoder_attention)
+        self.mid = middle(last, attention=spec.encoder_attention)
         self.norm_out, self.conv_out = Norm(last), Pair(last, spec.latent)
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
@@ -114,14 +138,14 @@ class Encoder(nn.Module):
         return self.conv_out(F.silu(self.norm_out(self.mid(x, past)), inplace=True), past)
 
 
-class Decoder(nn.Module):
+class VideoDecoder(nn.Module):
     """Latents to patches of pixels."""
 
     def __init__(self, spec: CausalVideoSpec) -> None:
         super().__init__()
         inputs = [*(level.widths[-1] for level in spec.up[1:]), spec.up[-1].widths[0]]
         self.conv_in = Pair(spec.latent, inputs[-1])
-        self.mid = Middle(inputs[-1], attention=spec.decoder_attention)
+        self.mid = middle(inputs[-1], attention=spec.decoder_attention)
         self.up = nn.ModuleList(Level(width, level, up=True) for width, level in zip(inputs, spec.up, strict=True))
         last = spec.up[0].widths[-1]
         self.norm_out, self.conv_out = Norm(last), Pair(last, COLOURS * spec.patch**3)
@@ -142,8 +166,8 @@ class CausalVideoTokenizer(nn.Module):
         super().__init__()
         self.spec = spec
         width = len(spec.levels)
-        self.encoder, self.quant_conv = Encoder(spec), Pointwise(spec.latent, width)
-        self.post_quant_conv, self.decoder = Pointwise(width, spec.latent), Decoder(spec)
+        self.encoder, self.quant_conv = VideoEncoder(spec), Pointwise(spec.latent, width)
+        self.post_quant_conv, self.decoder = Pointwise(width, spec.latent), VideoDecoder(spec)
 
     def draw_in(self, dtype: torch.dtype) -> None:
         """Decode in this dtype from now on; ids of frames stay those of float32."""
@@ -185,21 +209,10 @@ class CausalVideoTokenizer(nn.Module):
         give_back_memory()
         return ids
 
-    def stream(self) -> LatentDecoder:
-        """What decodes the latents of some videos one after another."""
-        return LatentDecoder(self)
-
-
-class LatentDecoder:
-    """Decodes latents in their order."""
-
-    def __init__(self, tokenizer: CausalVideoTokenizer) -> None:
-        self._tokenizer, self._past = tokenizer, Past()
-
     @torch.inference_mode()
-    def next(self, ids: Tensor) -> Tensor:
+    def decode(self, ids: Tensor, past: Past) -> Tensor:
         """Frames float32 [P, 1 or time, H, W, 3] in 0 .. 255, not rounded, of the next ids int64 [P, h, w]."""
-        frames = self._tokenizer.pixels(ids[:, None], self._past).div_(2).add_(0.5).clamp_(0, 1).mul_(255)
+        frames = self.pixels(ids[:, None], past).div_(2).add_(0.5).clamp_(0, 1).mul_(255)
         give_back_memory()
         return frames
 
@@ -207,81 +220,31 @@ class LatentDecoder:
 class Work(NamedTuple):
     """What latents of a video cost.
 
-    `first` and `later` are multiply-adds of convolutions for the first latent and for each other one, `kept` the
-    numbers that are kept from one to the next.
+    `first` and `later` are multiply-adds of convolutions for the first latent and for each other one, `held` the
+    numbers that are in memory between two latents.
     """
 
     first: int
     later: int
-    kept: int
-
-
-class _Convolutions(NamedTuple):
-    """Some convolutions: their weights, what they keep of a place, and how often sides and time of their output are
-    doubled, counted from the latents.
-    """
-
-    weights: int
-    kept: int
-    sides: int
-    time: int
-
-
-def _pair(inputs: int, outputs: int, sides: int, time: int) -> _Convolutions:
-    return _Convolutions(9 * inputs * outputs + 3 * outputs**2, 2 * outputs, sides, time)
-
-
-def _blocks(widths: Sequence[int], sides: int, time: int) -> Iterator[_Convolutions]:
-    for a, b in itertools.pairwise(widths):
-        yield _pair(a, b, sides, time)
-        yield _pair(b, b, sides, time)
-        yield _Convolutions(a * b * (a != b), 0, sides, time)
-
-
-def _middle(width: int, *, attention: bool) -> Iterator[_Convolutions]:
-    yield from _blocks((width, width, width), 0, 0)
-    # Keys and values of both latents.
-    yield _Convolutions(8 * width**2 * attention, 4 * width * attention, 0, 0)
-
-
-def _encoder(spec: CausalVideoSpec) -> Iterator[_Convolutions]:
-    sides, time = (sum(getattr(level, axis) for level in spec.down) for axis in ("space", "time"))
-    width = spec.width
-    yield _pair(COLOURS * spec.patch**3, width, sides, time)
-    for level in spec.down:
-        yield from _blocks((width, *level.widths), sides, time)
-        width, sides = level.widths[-1], sides - level.space
-        yield _Convolutions(9 * width**2 * level.space, 0, sides, time)
-        time -= level.time
-        yield _Convolutions(3 * width**2 * level.time, width * level.time, sides, time)
-        yield _Convolutions(width**2 * (level.space or level.time), 0, sides, time)
-    yield from _middle(width, attention=spec.encoder_attention)
-    yield _pair(width, spec.latent, 0, 0)
-    yield _Convolutions(spec.latent * len(spec.levels), 0, 0, 0)
-
-
-def _decoder(spec: CausalVideoSpec) -> Iterator[_Convolutions]:
-    sides, time, width = 0, 0, spec.up[-1].widths[0]
-    yield _Convolutions(spec.latent * len(spec.levels), 0, 0, 0)
-    yield _pair(spec.latent, width, 0, 0)
-    yield from _middle(width, attention=spec.decoder_attention)
-    for level in reversed(spec.up):
-        yield from _blocks((width, *level.widths), sides, time)
-        width, time = level.widths[-1], time + level.time
-        yield _Convolutions(3 * width**2 * level.time, 2 * width * level.time, sides, time)
-        sides += level.space
-        yield _Convolutions(9 * width**2 * level.space, 0, sides, time)
-        yield _Convolutions(width**2 * (level.space or level.time), 0, sides, time)
-    yield _pair(width, COLOURS * spec.patch**3, sides, time)
+    held: int
 
 
 @cache
 def work_of(spec: CausalVideoSpec, rows: int, columns: int, *, encode: bool) -> Work:
-    """What encoding or decoding latents of rows x columns places costs; `kept` after two of them."""
-    parts = [*(_encoder if encode else _decoder)(spec)]
-    places = [rows * columns * 4**part.sides for part in parts]
-    return Work(
-        first=sum(part.weights * n for part, n in zip(parts, places, strict=True)),
-        later=sum(part.weights * n * 2**part.time for part, n in zip(parts, places, strict=True)),
-        kept=sum(part.kept * n for part, n in zip(parts, places, strict=True)),
-    )
+    """What encoding or decoding latents of rows x columns places costs; `held` after two of them.
+
+    All of it grows with the places, so two latents of one place are counted, with weights that are not set.
+    """
+    with torch.device("meta"):
+        tokenizer = CausalVideoTokenizer(spec)
+    tokenizer.to_empty(device="cpu")
+    past, done = Past(), list[int]()
+    with torch.inference_mode():
+        for frames in (1, spec.time):
+            if encode:
+                tokenizer.latents(torch.zeros(1, frames, spec.space, spec.space, COLOURS), past)
+            else:
+                tokenizer.pixels(torch.zeros(1, 1, 1, 1, dtype=torch.int64), past)
+            done.append(past.work)
+    places = rows * columns
+    return Work(done[0] * places, (done[1] - done[0]) * places, past.held * places)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from fastcar_cli.models.convolutions import Stack
 from fastcar_cli.system.limits import give_back_memory
 from fastcar_cli.system.plain_data import WHOLE, Flag, Size
 
@@ -27,33 +28,33 @@ class Past:
     """
 
     def __init__(self, on_work: Callable[[int], None] | None = None) -> None:
-        self._kept: dict[nn.Module, list[Tensor]] = {}
+        self._held: dict[nn.Module, list[Tensor]] = {}
         self.on_work = on_work
         self.work = 0
 
     def first(self, part: nn.Module) -> bool:
         """Whether a part has seen no piece yet."""
-        return part not in self._kept
+        return part not in self._held
 
     def frames(self, part: nn.Module, x: Tensor, keep: int, repeat: int) -> list[Tensor]:
         """The frames of a piece, [P, 1, H, W, C] each, after the last `keep` before it; those of the first piece
         after `repeat` copies of its first one.
         """
-        before = [x[:, :1]] * repeat if self.first(part) else self._kept[part]
+        before = [x[:, :1]] * repeat if self.first(part) else self._held[part]
         frames = [*before, *x.split(1, 1)]
         # Of a longer piece a frame is a part, which would keep all of it.
-        self._kept[part] = [f if x.shape[1] == 1 else f.clone() for f in frames[-keep:]]
+        self._held[part] = [f if x.shape[1] == 1 else f.clone() for f in frames[-keep:]]
         return frames
 
     def appended(self, part: nn.Module, x: Tensor, dim: int) -> Tensor:
         """All pieces so far, put together along a dimension."""
-        self._kept[part] = [x if self.first(part) else torch.cat([*self._kept[part], x], dim)]
-        return self._kept[part][0]
+        self._held[part] = [x if self.first(part) else torch.cat([*self._held[part], x], dim)]
+        return self._held[part][0]
 
     @property
-    def kept(self) -> int:
-        """Numbers that are kept."""
-        return sum(x.numel() for kept in self._kept.values() for x in kept)
+    def held(self) -> int:
+        """Numbers that are kept in memory."""
+        return sum(x.numel() for held in self._held.values() for x in held)
 
     def count(self, work: int) -> None:
         """Add multiply-adds."""
@@ -197,21 +198,12 @@ class TimeAttention(_Attention):
         return F.scaled_dot_product_attention(q_rows, keys, values, seen).transpose(1, 2).reshape(q.shape)
 
 
-class Middle(nn.Module):
+def middle(width: int, *, attention: bool) -> Stack:
     """The blocks at the fewest places."""
-
-    def __init__(self, width: int, *, attention: bool) -> None:
-        super().__init__()
-        self.block_1 = ResidualBlock(width, width)
-        self.attn_1 = nn.ModuleList([FrameAttention(width), TimeAttention(width)] if attention else [])
-        self.block_2 = ResidualBlock(width, width)
-
-    def forward(self, x: Tensor, past: Past) -> Tensor:
-        """[P, T, H, W, C] -> the same."""
-        x = self.block_1(x, past)
-        for attention in self.attn_1:
-            x = attention(x, past)
-        return self.block_2(x, past)
+    parts: dict[str, nn.Module] = {"block_1": ResidualBlock(width, width)}
+    if attention:
+        parts |= {"attn_1.0": FrameAttention(width), "attn_1.1": TimeAttention(width)}
+    return Stack(parts | {"block_2": ResidualBlock(width, width)})
 
 
 class Downsampler(nn.Module):

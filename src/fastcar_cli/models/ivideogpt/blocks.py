@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from fastcar_cli.models.convolutions import Chain, ResnetBlock, Upsample, conv, norm
+from fastcar_cli.models.convolutions import ResnetBlock, Stack, Upsample, conv, norm
 from fastcar_cli.models.decoder import KV
 from fastcar_cli.system.plain_data import WHOLE, Flag, Layers, Size
 
@@ -201,9 +201,9 @@ class ConvHalf(nn.Module):
             parts = _resnets([widths[max(i - 1, 0)]] + [width] * (spec.blocks + up), groups)
             if i + 1 < len(widths):
                 parts |= {"upsamplers.0": Upsample(width)} if up else {"downsamplers.0": Downsample(width)}
-            levels.append(Chain(parts))
+            levels.append(Stack(parts))
         self.up, self.levels = up, "up_blocks" if up else "down_blocks"
-        self.conv_in, self.mid_block = conv(first, widths[0]), Chain(dict(middle))
+        self.conv_in, self.mid_block = conv(first, widths[0]), Stack(dict(middle))
         self.add_module(self.levels, levels)
         self.conv_norm_out, self.conv_out = norm(widths[-1], groups), conv(widths[-1], last)
         sides = (spec.drawn if up else spec.seen) if attends else {}

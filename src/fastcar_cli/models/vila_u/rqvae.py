@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from fastcar_cli.models.bundled.patch_decoder import PatchDecoder
-from fastcar_cli.models.convolutions import Chain, ResnetBlock, Upsample, conv, norm
+from fastcar_cli.models.convolutions import ResnetBlock, Stack, Upsample, conv, norm
 from fastcar_cli.models.decoder import summed, table
 from fastcar_cli.system.plain_data import WHOLE, Count, Flag, Layers, MaybeLayers, Size
 
@@ -86,13 +86,13 @@ class AttnBlock(nn.Module):
         return x + self.proj_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape))
 
 
-def conv_decoder(spec: RQVAESpec) -> Chain:
+def conv_decoder(spec: RQVAESpec) -> Stack:
     """Latents [B, z_channels, h, w] to an image [B, out_ch, H, W] in about -1..1."""
     groups, width, last = spec.norm_groups, spec.ch * spec.ch_mult[-1], len(spec.ch_mult) - 1
     middle = {"block_1": ResnetBlock(width, width, groups), "attn_1": AttnBlock(width, groups)}
     parts: dict[str, nn.Module] = {
         "conv_in": conv(spec.z_channels, width),
-        "mid": Chain(middle | {"block_2": ResnetBlock(width, width, groups)}),
+        "mid": Stack(middle | {"block_2": ResnetBlock(width, width, groups)}),
     }
     for level in range(last, -1, -1):
         out, blocks = spec.ch * spec.ch_mult[level], dict[str, nn.Module]()
@@ -101,8 +101,8 @@ def conv_decoder(spec: RQVAESpec) -> Chain:
             if spec.resolution >> last << (last - level) in spec.attn_resolutions:
                 blocks[f"attn.{i}"] = AttnBlock(out, groups)
             width = out
-        parts[f"up.{level}"] = Chain(blocks | ({"upsample": Upsample(out)} if level else {}))
-    return Chain(parts | {"norm_out": norm(width, groups), "act": nn.SiLU(), "conv_out": conv(width, spec.out_ch)})
+        parts[f"up.{level}"] = Stack(blocks | ({"upsample": Upsample(out)} if level else {}))
+    return Stack(parts | {"norm_out": norm(width, groups), "act": nn.SiLU(), "conv_out": conv(width, spec.out_ch)})
 
 
 class Quantizer(nn.Module):
@@ -128,7 +128,7 @@ class RQVAE(nn.Module):
         self.spec = spec
         self.quantizer = Quantizer(spec)
         self.post_quant_conv = nn.Conv2d(spec.code_width, spec.z_channels, 1)
-        self.decoder: PatchDecoder | Chain = (
+        self.decoder: PatchDecoder | Stack = (
             PatchDecoder(widths=spec.widths, scale=spec.scale, z_channels=spec.z_channels, out_ch=spec.out_ch)
             if spec.widths
             else conv_decoder(spec)
