@@ -99,10 +99,6 @@ class Windows:
         return np.take_along_axis(self.replayed, np.tile(np.stack(columns), (rows // videos, 1))[None], 2)
 
 
-VERSION = 2
-"""Version of the file format; 1 has no windows."""
-
-
 @dataclass(frozen=True)
 class Decisions:
     """Decisions with what is needed to emulate them.
@@ -136,7 +132,7 @@ class _Meta(Foreign):
     """What a file says of its decisions."""
 
     format: Literal["fastcar-decisions"]
-    version: Literal[1, 2]
+    version: Literal[1, 2]  # 1 has no windows
     shape: tuple[Count, Count, Count]
     spec: dict[str, Any]
     prompt: Size
@@ -152,7 +148,7 @@ def save(file: Path, decisions: Decisions) -> None:
     about = {name: getattr(decisions, name) for name in names if name not in ("replayed", "windows")}
     bits = decisions.replayed if windows is None else windows.replayed
     passes = {} if windows is None else {"taken": windows.taken, "accepted": windows.accepted}
-    meta = {"format": "fastcar-decisions", "version": VERSION, "shape": list(bits.shape), **about}
+    meta = {"format": "fastcar-decisions", "version": 2, "shape": list(bits.shape), **about}
     write_arrays(file, {"bits": np.packbits(bits), "meta": np.array(json.dumps(meta)), **passes})
 
 
@@ -189,17 +185,11 @@ def draw(
     ratio: float,
     seed: int,
     spread: str = "eligible",
-    pair_correlation: float = 0.0,
-    profile: str = "flat",
 ) -> Bits:
     """Synthetic decisions [layers, rows, passes] with a mean replay ratio over all passes.
 
-    spread: `eligible` leaves the first frame computing, `all` spreads the ratio over every pass (our
-    reading of the published table). pair_correlation: chance that the two rows of a pair (row i and
-    i + rows / 2) share their draw. profile: `flat`, or `valley`, in which the middle layers replay
-    least (the published Figure 5 in outline), scaled to the mean.
-
-    Raises RequestError where the ratio can't be reached.
+    spread: `eligible` leaves the first frame computing, `all` spreads the ratio over every pass (our reading of the
+    published table). Raises RequestError where the ratio can't be reached.
     """
     passes = frames * tokens_per_frame - 1
     first = tokens_per_frame if spread == "eligible" else 0
@@ -215,21 +205,6 @@ def draw(
             value=f"{ratio:g}",
             hint=(Key("spread"), " all spreads the ratio over the first frame too"),
         )
-    rates = np.full(layers, min(rate, 1.0))
-    if profile == "valley" and layers > 1:
-        depth = np.linspace(-1, 1, layers) ** 2
-        shape = 0.5 + depth
-        low, high = 0.0, 1e6
-        for _ in range(100):
-            middle = (low + high) / 2
-            low, high = (middle, high) if np.minimum(shape * middle, 1).mean() < rate else (low, middle)
-        rates = np.minimum(shape * high, 1)
-    rng = np.random.default_rng(seed)
-    numbers = rng.random((layers, rows, passes))
-    if pair_correlation and rows % 2 == 0:
-        shared = rng.random((layers, rows // 2, passes)) < pair_correlation
-        half = rows // 2
-        numbers[:, half:] = np.where(shared, numbers[:, :half], numbers[:, half:])
-    bits = numbers < rates[:, None, None]
+    bits = np.random.default_rng(seed).random((layers, rows, passes)) < min(rate, 1.0)
     bits[:, :, :first] = False
     return bits

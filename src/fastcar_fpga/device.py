@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -17,6 +17,9 @@ class Entry(BaseModel):
     """A part of a file: no other keys than its own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+T = TypeVar("T", bound=Entry)
 
 
 class Constant(Entry):
@@ -109,9 +112,14 @@ class Device(Entry):
         return self.memories[part]
 
 
+def load_entry(kind: type[T], what: str, name: str, folder: str) -> T:
+    """A file of presets/fpga/`folder` by name, or a YAML file by path. Raises RequestError naming file and key."""
+    shipped = preset_folder() / "fpga" / folder
+    data, path = read_preset(what, name, sorted(p.stem for p in shipped.glob("*.yaml")), shipped)
+    return checked(kind, data, f"{what} {path}")
+
+
 @cache
 def load_device(name: str) -> Device:
     """A board by name, or a YAML file by path. Raises RequestError naming file and key."""
-    folder = preset_folder() / "fpga" / "devices"
-    data, path = read_preset("device", name, sorted(p.stem for p in folder.glob("*.yaml")), folder)
-    return checked(Device, data, f"device {path}")
+    return load_entry(Device, "device", name, "devices")

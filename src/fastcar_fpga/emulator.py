@@ -1,9 +1,7 @@
 """Cycles of a whole run: every layer of every pass on the accelerator of layer.py, summed.
 
-Rows of a layer run the same stream, timed once; a layer depends on which rows compute and nothing else,
-so each Index Register word of a run is emulated once. A pass with drafts has a row for each input token of each row of
-the batch: a slot of the register. tests/fpga/test_fpga_properties.py compares this with one that
-is stepped cycle by cycle.
+A layer depends on nothing but which rows compute, so each Index Register word of a run is emulated once. A pass with
+drafts has a row for each input token of each row of the batch: a slot of the register.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_cli.errors import RequestError
+from fastcar_fpga.decisions import Bits
 from fastcar_fpga.isa import Program, compile_linear
 from fastcar_fpga.layer import INDEX_BITS, START, Accelerator, check_rows
 from fastcar_fpga.preset import Preset
@@ -22,8 +21,6 @@ from fastcar_fpga.timing import Rates, cycles, mlp_program
 from fastcar_fpga.workload import Workload, check_memory
 
 SCHEDULERS = ("drs", "static", "ideal")
-
-Bits = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -84,13 +81,10 @@ class Emulator:
         if chain is None:
             return 0
         fill = rates.latency + rates.length(self.projections.instructions[0])
-        each = (
-            (chain.waits, fill),
-            (chain.passes, self.work.width / rates.lanes),
-            (chain.trips, rates.latency),
-            (chain.heads, self.work.heads),
-        )
-        return math.ceil(sum(count.value * cycles for count, cycles in each if count is not None))
+        each = {"waits": fill, "passes": self.work.width / rates.lanes}
+        each |= {"trips": rates.latency, "heads": self.work.heads}
+        counts = {name: getattr(chain, name) for name in each}
+        return math.ceil(sum(count.value * each[name] for name, count in counts.items() if count is not None))
 
     def all_rows(self, program: Program, rows: int | None = None) -> int:
         """Cycles of a kernel that every row runs, dealt to the cores; rows: other than the batch has."""
@@ -120,7 +114,9 @@ class Emulator:
         tiles = np.ceil(size / self.preset.tile_bytes).clip(min=1)
         streams = cores if self.shared else 1 / self.preset.dealt
         load = np.ceil(np.ceil(size / tiles / rates.burst) * rates.burst * streams / self.keys_rate)
-        multiply = context * 2 * work.width / self.preset.attention_macs / tiles
+        core = self.preset.core
+        macs = (core.attention_array or core.mac_array).value * core.utilisation.value
+        multiply = context * 2 * work.width / macs / tiles
         soft = context * work.heads / rates.lanes / tiles
         busy = np.ceil(np.maximum(multiply, soft))
         return START + rates.latency + load + (tiles - 1) * np.maximum(load, busy) + busy
@@ -128,8 +124,7 @@ class Emulator:
     def prefill(self) -> float:
         """Cycles until every row has its first token: all tokens of the prompts at once, dealt to the cores.
 
-        A tile of weights stays while the tokens of a core are multiplied by it; heads run for the last token, and what
-        nothing overlaps counts once a layer.
+        A tile of weights stays while the tokens of a core are multiplied by it; heads run for the last token.
         """
         work, c = self.work, self.preset.cores
         dealt = -(-work.rows * work.prompt // c)
@@ -156,15 +151,10 @@ class Emulator:
     def ideal_row(self) -> float:
         """Cycles of one row's MLP with its work spread evenly over all cores: the bound of any schedule."""
         compute = self.mlp.macs / (self.preset.cores * self.rates.macs)
-        return compute if self.shared else max(compute, self.mlp.weight_bytes / self.preset.bytes_per_cycle)
+        return compute if self.shared else max(compute, self.mlp.weight_bytes / self.preset.rate())
 
     def run(
-        self,
-        replayed: Bits,
-        scheduler: str = "drs",
-        *,
-        dense: bool = False,
-        tokens: NDArray[np.int64] | None = None,
+        self, replayed: Bits, scheduler: str = "drs", *, dense: bool = False, tokens: NDArray[np.int64] | None = None
     ) -> RunResult:
         """Emulate the decisions `replayed` [layers, slots, passes]; `dense` computes every row instead.
 
@@ -190,12 +180,11 @@ class Emulator:
         context = np.where(there, work.contexts(tokens), 0)
         attention, seen = self.attention(context), float(context.sum()) * work.layers
         rounds = -(-slots // c)
+        rest = self._linear(self.depth, 1, slots)
         if (constant := self.preset.rest.seconds_per_step) is not None:
             # The constant is that of one token a row; more take as much longer as the rounds they need.
             steps = rounds.sum() / -(-work.rows // c)
             rest = Totals(cycles=float(constant.value / self.preset.seconds_per_cycle * steps))
-        else:
-            rest = self._linear(self.depth, 1, slots)
         projections = self._linear(self.projections, work.layers, slots)
         kv = float(context.sum() * work.layers * 2 * work.kv_width * self.preset.format.kv_bits / 8)
         row_bytes, chain = self.weight_bytes(self.mlp), float(rounds.sum() * self.chain)

@@ -1,8 +1,8 @@
 """The instruction set, and its compilation: one instruction stream a row, once per layer shape.
 
-A stream streams the weights of a layer through the local buffer, tile by tile. Its instructions run
-on three units of a core: `load` on the memory port, `multiply` on the MAC array, `activate` (SiLU of
-the gate times up), `accumulate` and `store` on the vector unit, and `code` (activated numbers as int8) in int8-exact.
+A stream takes the weights of a layer through the local buffer, tile by tile. Its instructions run on three units of a
+core: `load` on the memory port, `multiply` on the MAC array; on the vector unit `activate` (SiLU of the gate times up),
+`accumulate`, `store` and, in int8-exact, `code` (activated numbers as int8).
 """
 
 from __future__ import annotations
@@ -12,20 +12,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 Op = Literal["load", "multiply", "activate", "accumulate", "store", "code"]
-UNIT_OF: dict[str, str] = {
-    "load": "memory", "multiply": "mac", "activate": "vector", "accumulate": "vector", "store": "vector",
-    "code": "vector",
-}  # fmt: skip
-HEADER_WORDS = 1
-"""Words of a packet before its instructions: the row, and how many words follow."""
+VECTOR_OPS: tuple[Op, ...] = ("activate", "accumulate", "store", "code")
+UNIT_OF: dict[str, str] = {"load": "memory", "multiply": "mac", **dict.fromkeys(VECTOR_OPS, "vector")}
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction: amount is bytes of a load (of weights of so many outputs), MACs of a multiply, or elements.
-
-    `after` are indices of instructions in the stream that must be done first; instructions of one unit
-    run in order besides.
+    """amount: bytes of a load (of weights of so many outputs), MACs of a multiply, or elements. after: indices of
+    instructions in the stream that must be done first; instructions of one unit run in order besides.
     """
 
     op: Op
@@ -48,8 +42,8 @@ class Program:
 
     @property
     def words(self) -> int:
-        """Words of the stream's packet: a header and a word an instruction."""
-        return HEADER_WORDS + len(self.instructions)
+        """Words of the stream's packet: a header, which has the row and how many words follow, and the instructions."""
+        return 1 + len(self.instructions)
 
     @property
     def weight_bytes(self) -> int:
@@ -64,7 +58,7 @@ class Program:
     @property
     def vector_elements(self) -> int:
         """Elements through the vector unit."""
-        return sum(self.total(op) for op in ("activate", "accumulate", "store", "code"))
+        return sum(self.total(op) for op in VECTOR_OPS)
 
 
 class _Stream:
@@ -74,7 +68,6 @@ class _Stream:
         self.window = window
         self.instructions: list[Instruction] = []
         self._uses: list[int] = []
-        self._tile = 0
 
     def add(self, op: Op, amount: int, after: tuple[int, ...] = (), tile: int = -1, outputs: int = 0) -> int:
         self.instructions.append(Instruction(op, amount, tile, tuple(sorted(set(after))), outputs))
@@ -83,11 +76,10 @@ class _Stream:
     def tile(self, outputs: int, size: int, macs: int, after: tuple[int, ...] = ()) -> int:
         """Load a tile and multiply by it; returns the index of the multiply."""
         free = (self._uses[-self.window],) if len(self._uses) >= self.window else ()
-        load = self.add("load", size, free, self._tile, outputs)
-        use = self.add("multiply", macs, (load, *after), self._tile)
-        self._uses.append(use)
-        self._tile += 1
-        return use
+        tile = len(self._uses)
+        load = self.add("load", size, free, tile, outputs)
+        self._uses.append(self.add("multiply", macs, (load, *after), tile))
+        return self._uses[-1]
 
 
 def _split(total: int, parts: int) -> list[int]:
@@ -110,8 +102,7 @@ def compile_mlp(
 ) -> Program:
     """SwiGLU of one row: gate and up tile by tile, activated as they come, then down, accumulated and stored.
 
-    window: tiles the buffer holds. coded: the vector unit codes the activated vector before down. A tile that completes
-    no output has nothing for the vector unit.
+    window: tiles the buffer holds. coded: the vector unit codes the activated vector before down.
     """
     stream = _Stream(window)
     activated: list[int] = []
@@ -135,10 +126,7 @@ def compile_mlp(
 def compile_linear(
     name: str, weights: int, outputs: int, bits: float, tile_bytes: int, window: int = 2, columns: int = 0
 ) -> Program:
-    """Linear maps of one row, `weights` in all, as one stream of tiles that ends in `outputs` stored elements.
-
-    columns: outputs of all the maps.
-    """
+    """Linear maps of one row with `columns` outputs, `outputs` of which are stored, as one stream of tiles."""
     stream = _Stream(window)
     last: tuple[int, ...] = ()
     tiles = _tiles(1, weights, bits, tile_bytes)

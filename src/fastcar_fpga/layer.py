@@ -42,10 +42,7 @@ class Registers:
     """The registers of Dynamic Resource Scheduling, as published.
 
     Once per layer, when its TAS is known, the Index Register takes one bit a row (1: compute), and rows that compute
-    are dealt to the cores round-robin into the Mapping Registers. The instructions of a row whose bit is 0 are dropped
-    when they arrive; others go to the mapped core.
-
-    index: int, bit i is 1 where row i computes. mapping: 32 registers of `mapping_bits` bits.
+    are dealt to the cores round-robin into the 32 Mapping Registers of `mapping_bits` bits.
     """
 
     def __init__(self, cores: int) -> None:
@@ -85,8 +82,8 @@ class Accelerator:
     """What the time of a layer depends on, in cycles.
 
     row: of a row from its begin. late: of a row whose first tiles are there before it begins (`multicast`). timed: in
-    place of both, when rows that begin in these cycles end, with the memory of a core. packet, drop: words of a row's
-    packet passing, and of a dropped one. queue: packets a core can hold.
+    place of both, by core and begins of rows that share its memory, when they end. packet, drop: of the words of a
+    row's packet, and of a dropped one. queue: packets a core can hold.
     """
 
     cores: int
@@ -104,16 +101,10 @@ class Accelerator:
         """The accelerator of a preset that runs this stream in every row that computes."""
         rates, drs = Rates.of(preset), preset.drs
         packet = program.words if drs.dispatch is None else int(drs.dispatch.value)
-        return cls(
-            preset.cores,
-            preset.hbm.weights,
-            cycles(program, rates),
-            cycles(program, rates, loaded=True),
-            int(drs.remap.value),
-            packet,
-            packet if drs.fetch == "stream" else int(drs.drop.value),
-            int(drs.queue.value),
-        )
+        drop = packet if drs.fetch == "stream" else int(drs.drop.value)
+        row, late = cycles(program, rates), cycles(program, rates, loaded=True)
+        remap, queue = int(drs.remap.value), int(drs.queue.value)
+        return cls(preset.cores, preset.hbm.weights, row, late, remap, packet, drop, queue)
 
     def rounds(self, rounds: int) -> int:
         """Cycles of so many rounds whose packets are all there: a layer without what DRS costs."""
@@ -130,13 +121,11 @@ class Accelerator:
     ) -> tuple[list[Row], int]:
         """Run a layer whose Index Register is `index`; returns its rows and its cycles.
 
-        gaps [rows]: cycles the packet of a row comes later than it could. drs: registers with what the layer before
-        left in them; None: fresh ones, which makes no difference.
+        gaps [rows]: cycles the packet of a row comes later than it could. drs: registers that the layer before used.
         """
         drs = drs or Registers(self.cores)
         drs.remap([row for row in range(rows) if index >> row & 1])
-        cores = _Cores(self)
-        now = START + self.remap
+        cores, now = _Cores(self), START + self.remap
         seen: list[tuple[int, int | None, int, int, int]] = []
         for row in range(rows):
             now += gaps[row] if gaps else 0
@@ -147,7 +136,7 @@ class Accelerator:
                 turn = len(cores.arrived[core])
                 first = max(now, cores.end(core, turn - self.queue))
                 now = first + self.packet
-                cores.arrive(core, now)
+                cores.arrived[core].append(now)
             seen.append((row, core, first, now, turn))
         ran = [
             Row(row, core, first, last, *((None, None) if core is None else cores.span(core, turn)))
@@ -157,16 +146,12 @@ class Accelerator:
 
 
 class _Cores:
-    """When the cores begin and end the rows that were sent to them; `turn` counts a core's rows."""
+    """When the cores begin and end the rows whose packets have `arrived`; `turn` counts a core's rows."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
         self.arrived: dict[int, list[int]] = defaultdict(list)
         self.spans: dict[int, list[tuple[int, int]]] = defaultdict(list)
-
-    def arrive(self, core: int, now: int) -> None:
-        """A packet is whole in the queue of a core."""
-        self.arrived[core].append(now)
 
     def end(self, core: int, turn: int) -> int:
         """When a core was done with a row; 0 for a turn before the first."""

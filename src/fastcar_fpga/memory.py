@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from fastcar_cli.config.presets import preset_folder, read_preset
-from fastcar_cli.system.plain_data import checked
+from fastcar_fpga.device import Entry, load_entry
 
 Order = Literal["groups", "rows"]
 """Where the next burst of a stream lies: in the next bank group (groups), or in the same row of a bank (rows)."""
@@ -24,10 +23,8 @@ Positive = Annotated[float, Field(gt=0, le=1e5)]
 _INTERVALS = 8
 
 
-class Timing(BaseModel):
+class DramTiming(Entry):
     """Nanoseconds, but for tCCD_S and tCCD_L: clocks between two reads, of other bank groups and of the same."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     tRCD: Positive
     tRP: Positive
@@ -43,16 +40,14 @@ class Timing(BaseModel):
     tCCD_L: int = Field(ge=1, le=1000)
 
     @model_validator(mode="after")
-    def _between(self) -> Timing:
+    def _between(self) -> DramTiming:
         if self.tREFI <= (least := self.tRFC + self.tRP + self.tRCD):
             raise ValueError(f"tREFI is {self.tREFI:g}, needed: above tRFC + tRP + tRCD = {least:g}")
         return self
 
 
-class Part(BaseModel):
+class Part(Entry):
     """A channel of a memory: width in bits, rate in MT/s, burst in transfers, bytes of a row, banks of a group."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     source: str = Field(min_length=3)
@@ -62,7 +57,7 @@ class Part(BaseModel):
     groups: int = Field(ge=1)
     banks: int = Field(ge=1)
     row: int = Field(ge=64)
-    timing: Timing
+    timing: DramTiming
 
     @model_validator(mode="after")
     def _whole(self) -> Part:
@@ -89,9 +84,7 @@ class Part(BaseModel):
 @cache
 def load_part(name: str) -> Part:
     """A memory part by name or a YAML file by path. Raises RequestError naming file and key, a missing timing too."""
-    folder = preset_folder() / "fpga" / "memory"
-    data, path = read_preset("memory part", name, sorted(p.stem for p in folder.glob("*.yaml")), folder)
-    return checked(Part, data, f"memory part {path}")
+    return load_entry(Part, "memory part", name, "memory")
 
 
 @dataclass(frozen=True)

@@ -40,13 +40,12 @@ class Scales(Entry):
 
 
 class Hbm(Entry):
-    """Memory and how it lies: channels that the cores share, or that are dealt to them where weights are private.
+    """Memory: channels that the cores share, or that are dealt to them where weights are private.
 
-    part: of the device's memories. ports: of `beat` bytes at port_clock; requests have `burst` beats. order: where the
-    next burst of a stream lies. capacity: of the memory, where it is not the device's. keys: of a layer one
-    after the other (layer), or of a token (token). ahead: bursts of a channel that are requested and not
-    there yet. requests: of a port under way; None: as many as it takes. window: tiles a core's buffer holds under
-    multicast; otherwise it has two halves.
+    part: of the device's memories. ports: of `beat` bytes at port_clock; requests have `burst` beats. capacity: of the
+    memory, where it is not the device's. keys: of a layer one after the other (layer), or of a token (token). ahead:
+    bursts of a channel that are requested and not there yet. requests: of a port under way; None: as many as it takes.
+    window: tiles a core's buffer holds under multicast; otherwise it has two halves.
     """
 
     part: str
@@ -82,15 +81,15 @@ class Core(Entry):
     buffer: Annotated[Constant, In("KiB")]
 
 
-class Format(Entry):
-    """Numbers: `float` passes values through, in any bits; others hold weights and int8 activations (backend.py)."""
+class NumberFormat(Entry):
+    """`float` passes values through, in any bits; others hold weights and int8 activations (backend.py)."""
 
     kind: Literal["float", "int8", "int8-exact", "int4"]
     weight_bits: int | float = Field(ge=1, le=32)
     kv_bits: int = Field(ge=4, le=32)
 
     @model_validator(mode="after")
-    def _fits(self) -> Format:
+    def _fits(self) -> NumberFormat:
         if self.kind == "int4" and self.weight_bits != 4:
             raise ValueError(f"kind 'int4' needs weight_bits 4, given {self.weight_bits}")
         return self
@@ -104,8 +103,8 @@ class Format(Entry):
 class Drs(Entry):
     """Cost of Dynamic Resource Scheduling.
 
-    dispatch: cycles a dispatched packet takes; left out, one for each of its words. fetch: a dropped packet
-    is jumped over in `drop` cycles (skip), or passes like a dispatched one (stream). queue: packets a core holds.
+    dispatch: cycles a dispatched packet takes; None: one for each of its words. fetch: a dropped packet is jumped over
+    in `drop` cycles (skip), or passes like a dispatched one (stream). queue: packets a core holds.
     """
 
     remap: Annotated[Constant, In("cycles/layer", zero=True, whole=True)]
@@ -129,11 +128,10 @@ class Rest(Entry):
 
 
 class Chain(Entry):
-    """What of a layer nothing overlaps, as each of its steps waits for the one before.
+    """Steps of a layer that wait for the one before, so that nothing overlaps them.
 
     waits: products whose first tile is loaded only then, beside those that open projections, attention and MLP. passes:
-    vectors of the model's width through the lanes. trips: reads and writes that wait for the memory. heads: cycles of
-    each head, one after another.
+    vectors of the model's width through the lanes. trips: reads and writes that wait for the memory. heads: each head.
     """
 
     waits: Annotated[Constant | None, In("1", zero=True, whole=True)] = None
@@ -173,7 +171,7 @@ class Preset(Entry):
     clock: Annotated[Constant, In("MHz")]
     core: Core
     hbm: Hbm
-    format: Format
+    format: NumberFormat
     drs: Drs
     rest: Rest
     energy: Energy
@@ -251,7 +249,9 @@ class Preset(Entry):
         return ReadStream(part, hbm.order, round(port), int(hbm.ahead.value), *bursts, *meet)
 
     def rate(self, chunk: float = 0, stride: float = 0) -> float:
-        """Bytes a cycle, all cores together, of a stream that never ends: by the memory, and by requests under way."""
+        """Bytes a cycle, all cores together, of a stream that never ends, without a chunk of weights: what memory and
+        requests under way allow.
+        """
         hbm, rate = self.hbm, self.peak * 1e3 * share(self.stream(chunk, stride)) / self.clock.value
         if hbm.requests is None:
             return rate
@@ -259,26 +259,10 @@ class Preset(Entry):
         under_way = hbm.ports.value * hbm.requests.value * hbm.burst.value * hbm.beat.value
         return min(rate, under_way / (hbm.latency.value + beats))
 
-    @property
-    def bytes_per_cycle(self) -> float:
-        """Bytes of weights a cycle, all cores together: they lie in the order in which they are read."""
-        return self.rate()
-
     def keys_per_cycle(self, layers: int, kv_width: int) -> float:
         """Bytes of keys and values a cycle, all cores together."""
         chunk = kv_width * self.format.kv_bits / 8
-        return self.bytes_per_cycle if self.hbm.keys == "layer" else self.rate(chunk, 2 * layers * chunk)
-
-    @property
-    def macs_per_cycle(self) -> float:
-        """MACs a cycle of one core."""
-        return self.core.mac_array.value * self.core.utilisation.value
-
-    @property
-    def attention_macs(self) -> float:
-        """MACs a cycle of one core with keys and values."""
-        array = self.core.attention_array or self.core.mac_array
-        return array.value * self.core.utilisation.value
+        return self.rate() if self.hbm.keys == "layer" else self.rate(chunk, 2 * layers * chunk)
 
     @property
     def window(self) -> int:

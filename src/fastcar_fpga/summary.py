@@ -17,7 +17,7 @@ from fastcar_cli.system.files import csv_of, make_folder, write_whole
 from fastcar_fpga.decisions import Decisions, Windows
 from fastcar_fpga.device import constants
 from fastcar_fpga.emulator import Emulator, RunResult
-from fastcar_fpga.layer import START, Registers
+from fastcar_fpga.layer import START, Registers, Row
 from fastcar_fpga.memory import share
 from fastcar_fpga.preset import Preset
 from fastcar_fpga.workload import workload_of
@@ -32,31 +32,20 @@ class EnergyReport:
     by_component: dict[str, float]
     by_level: dict[str, float]
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {f"{name}_j": joules for name, joules in asdict(self).items()}
-
 
 def energy_of(result: RunResult, preset: Preset) -> EnergyReport:
     """Energy of a run under both models."""
-    prices, memory, power = preset.energy, preset.bank.energy.value, preset.card.power
+    energy, byte, power = preset.energy, 8 * preset.bank.energy.value, preset.card.power
     seconds = result.cycles * preset.seconds_per_cycle
-    levels = {"hbm_weights": 0.0, "hbm_kv": 0.0, "buffer": 0.0, "mac": 0.0, "vector": 0.0}
-    components: dict[str, float] = {}
+    prices = {"hbm_weights": byte, "hbm_kv": byte, "buffer": energy.buffer.value}
+    prices |= {"mac": energy.mac.value, "vector": energy.vector.value}
+    levels, components = dict.fromkeys(prices, 0.0), {}
     for name, t in result.components.items():
-        parts = {
-            "hbm_weights": t.weight_bytes * 8 * memory * 1e-12,
-            "hbm_kv": t.kv_bytes * 8 * memory * 1e-12,
-            "buffer": t.buffer_bytes * prices.buffer.value * 1e-12,
-            "mac": t.macs * prices.mac.value * 1e-12,
-            "vector": t.vector_elements * prices.vector.value * 1e-12,
-        }
+        counts = (t.weight_bytes, t.kv_bytes, t.buffer_bytes, t.macs, t.vector_elements)
+        parts = {level: count * prices[level] * 1e-12 for level, count in zip(prices, counts, strict=True)}
         components[name] = sum(parts.values())
-        for level, joules in parts.items():
-            levels[level] += joules
-    background = power.idle.value * seconds
-    components["background"] = background
-    levels["background"] = background
+        levels = {level: joules + parts[level] for level, joules in levels.items()}
+    components["background"] = levels["background"] = power.idle.value * seconds
     return EnergyReport(power.board.value * seconds, sum(components.values()), components, levels)
 
 
@@ -82,15 +71,11 @@ class Comparison:
     def per_token(self) -> dict[str, dict[str, float]]:
         """What a final token of every video costs with one token a pass and in the passes that ran."""
         kinds = {"dense": self.dense, "replay": self.replay, "drafts": self.drafts, "both": self.drs}
-        steps, preset = self.emulator.work.steps, self.emulator.preset
-        costs = {}
+        steps, costs = self.emulator.work.steps, {}
         for kind, result in kinds.items():
-            energy = energy_of(result, preset)
-            costs[kind] = {
-                "cycles": result.cycles / steps,
-                "energy_j": energy.constant / steps,
-                "energy_activity_j": energy.activity / steps,
-            }
+            energy = energy_of(result, self.emulator.preset)
+            whole = {"cycles": result.cycles, "energy_j": energy.constant, "energy_activity_j": energy.activity}
+            costs[kind] = {name: value / steps for name, value in whole.items()}
         return costs
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,7 +110,7 @@ class Comparison:
             "ideal_speedup_vs_dense": self.dense.cycles / self.ideal.cycles,
             "replay_ratio": result.replay_ratio,
             "cycles_by_component": {k: round(t.cycles) for k, t in result.components.items()},
-            "energy": energy.to_dict(),
+            "energy": {f"{name}_j": joules for name, joules in asdict(energy).items()},
         }
 
 
@@ -154,14 +139,8 @@ def compare(emulator: Emulator, replayed: NDArray[np.bool_], windows: Windows | 
 
 def emulate(preset: Preset, saved: Decisions) -> Comparison:
     """Saved decisions on an accelerator. Raises RequestError where model or passes do not fit it."""
-    work = workload_of(
-        saved.model,
-        rows=saved.replayed.shape[1],
-        frames=saved.frames,
-        prompt=saved.prompt,
-        window=saved.window,
-        sinks=saved.sinks,
-    )
+    lengths = {"frames": saved.frames, "prompt": saved.prompt}
+    work = workload_of(saved.model, rows=saved.replayed.shape[1], window=saved.window, sinks=saved.sinks, **lengths)
     return compare(Emulator(preset, work), saved.replayed, saved.fitting().windows)
 
 
@@ -193,6 +172,13 @@ def write_csvs(folder: Path, comparison: Comparison) -> None:
         write_whole(folder / file, csv_of(header.split(), rows))
 
 
+def _course(row: Row) -> str:
+    passed = f"in [{row.first:,}, {row.last:,})"
+    if row.core is None:
+        return f"dropped {passed}"
+    return f"packet {passed} to core {row.core}, runs in [{row.begin:,}, {row.end:,})"
+
+
 def explain(comparison: Comparison) -> list[str]:
     """Lines that derive the cycles and joules of one layer at mid-run, with the mean numbers of rows of a pass."""
     rows = round(float((comparison.tokens >= 0).sum(0).mean()))
@@ -206,18 +192,19 @@ def explain_layer(emulator: Emulator, computing: int, rows: int | None = None) -
     """
     preset, work, rates = emulator.preset, emulator.work, emulator.rates
     mlp, c, rows = emulator.mlp, preset.cores, rows or work.rows
-    step = work.steps // 2
+    step, rounds, accelerator = work.steps // 2, -(-computing // c), emulator.accelerator
     context = work.context(step)
-    rounds = -(-computing // c)
-    accelerator = emulator.accelerator
     attention = float(emulator.attention(np.full((rows, 1), context))[0])
     projections, chain = emulator.all_rows(emulator.projections, rows), -(-rows // c) * emulator.chain
     mlp_cycles = accelerator.rounds(rounds)
+    kv_bytes = context * 2 * work.kv_width * preset.format.kv_bits // 8
+    mlp_ms = mlp_cycles * preset.seconds_per_cycle * 1e3
     ran, total = accelerator.layer((1 << computing) - 1, rows)
-    streams = rounds if emulator.shared else computing
+    layer, macs = total + projections + attention + chain, computing * mlp.macs
     prices, hbm, power, bit = preset.energy, preset.hbm, preset.card.power, preset.bank.energy.value
-    weight_bytes = streams * emulator.weight_bytes(mlp)
-    loads = [i for i in mlp.instructions if i.op == "load"]
+    weight_bytes = (rounds if emulator.shared else computing) * emulator.weight_bytes(mlp)
+    buffered = computing * mlp.weight_bytes
+    loads = sum(i.op == "load" for i in mlp.instructions)
     lines = [
         f"{preset.name}: {preset.title}",
         f"clock {preset.clock.value:g} MHz, {c} cores, {rows} rows, {computing} of them compute; step {step}",
@@ -226,10 +213,10 @@ def explain_layer(emulator: Emulator, computing: int, rows: int | None = None) -
         f" = {rates.macs:g}",
         f"HBM bytes a cycle = {hbm.channels.value:g} channels of {preset.part.name} x {preset.part.peak:g} GB/s x "
         f"{share(preset.stream()):.1%} by its timing and {hbm.ports.value:g} ports x {hbm.beat.value:g} bytes x "
-        f"{hbm.port_clock.value:g} MHz / clock = {preset.bytes_per_cycle:.1f}, in requests of {rates.burst} bytes, "
+        f"{hbm.port_clock.value:g} MHz / clock = {preset.rate():.1f}, in requests of {rates.burst} bytes, "
         f"{rates.latency} cycles after the request",
         f"MLP weights = 3 x {work.width} x {work.mlp_width} = {mlp.macs:,} = MACs of a row; x "
-        f"{preset.format.stored_bits:g} bit = {mlp.weight_bytes:,} bytes in {len(loads)} tiles of at most "
+        f"{preset.format.stored_bits:g} bit = {mlp.weight_bytes:,} bytes in {loads} tiles of at most "
         f"{preset.tile_bytes:,} bytes",
         f"a row alone: multiply {mlp.macs:,} / {rates.macs:g} = {mlp.macs / rates.macs:,.0f} cycles, load "
         f"{mlp.weight_bytes / rates.bytes:,.0f} cycles; double-buffered: {accelerator.row:,} cycles",
@@ -241,39 +228,23 @@ def explain_layer(emulator: Emulator, computing: int, rows: int | None = None) -
         f"DRS = start {START} + remap {accelerator.remap} + dispatch {mlp.words} words a packet, "
         f"{accelerator.packet} cycles each, + drop {accelerator.drop} cycles each ({preset.drs.fetch}), "
         f"beside running rows where a core's queue of {accelerator.queue} has room",
-        *(
-            f"  row {r.row}: "
-            + (
-                f"dropped in [{r.first:,}, {r.last:,})"
-                if r.core is None
-                else f"packet in [{r.first:,}, {r.last:,}) to core {r.core}, runs in [{r.begin:,}, {r.end:,})"
-            )
-            for r in ran
-        ),
+        *(f"  row {r.row}: {_course(r)}" for r in ran),
         f"both together {total:,} cycles, so DRS adds {total - mlp_cycles:,}",
         f"projections, all rows: {work.projection_weights:,} weights in ceil({rows} / {c}) rounds = "
         f"{projections:,.0f} cycles",
         f"attention core, all rows: {context:,} keys x 2 x {work.width} MACs a row, "
-        f"{context * 2 * work.kv_width * preset.format.kv_bits // 8:,} bytes of keys and values a row = "
-        f"{attention:,.0f} cycles",
+        f"{kv_bytes:,} bytes of keys and values a row = {attention:,.0f} cycles",
         *([f"steps that wait for each other, nothing streamed (chain) = {chain:,} cycles"] if chain else []),
-        f"layer = {total + projections + attention + chain:,.0f} cycles = "
-        f"{(total + projections + attention + chain) * preset.seconds_per_cycle * 1e3:.3f} ms",
+        f"layer = {layer:,.0f} cycles = {layer * preset.seconds_per_cycle * 1e3:.3f} ms",
         "",
         f"energy of the MLP: HBM {weight_bytes:,.0f} bytes x 8 x {bit:g} pJ = {weight_bytes * 8 * bit * 1e-9:.4f} mJ",
-        f"  MACs {computing * mlp.macs:,} x {prices.mac.value:g} pJ = "
-        f"{computing * mlp.macs * prices.mac.value * 1e-9:.4f} mJ",
-        f"  buffer 2 x {computing * mlp.weight_bytes:,} bytes x {prices.buffer.value:g} pJ = "
-        f"{2 * computing * mlp.weight_bytes * prices.buffer.value * 1e-9:.4f} mJ",
-        f"  idle {power.idle.value:g} W x {mlp_cycles * preset.seconds_per_cycle * 1e3:.3f} ms = "
-        f"{power.idle.value * mlp_cycles * preset.seconds_per_cycle * 1e3:.4f} mJ",
-        f"  constant model: {power.board.value:g} W x the same time = "
-        f"{power.board.value * mlp_cycles * preset.seconds_per_cycle * 1e3:.4f} mJ",
+        f"  MACs {macs:,} x {prices.mac.value:g} pJ = {macs * prices.mac.value * 1e-9:.4f} mJ",
+        f"  buffer 2 x {buffered:,} bytes x {prices.buffer.value:g} pJ = "
+        f"{2 * buffered * prices.buffer.value * 1e-9:.4f} mJ",
+        f"  idle {power.idle.value:g} W x {mlp_ms:.3f} ms = {power.idle.value * mlp_ms:.4f} mJ",
+        f"  constant model: {power.board.value:g} W x the same time = {power.board.value * mlp_ms:.4f} mJ",
         "",
         "constants:",
     ]
-    known = {
-        **constants(preset),
-        **{f"device.{k}": v for part in (preset.bank, preset.card.power) for k, v in constants(part).items()},
-    }
+    known = constants(preset) | constants(preset.bank, "device.") | constants(power, "device.")
     return lines + [f"  {k} = {v.value:g} {v.unit}  ({v.kind}: {v.source})" for k, v in known.items()]

@@ -1,7 +1,6 @@
-"""Cycles of one instruction stream on one core.
+"""Cycles of one instruction stream on one core, whose three units (memory port, MAC array, vector unit) run in order.
 
-A core has three in-order units: memory port, MAC array, vector unit. An instruction begins when its
-unit is free and what it needs is done, so begin and end follow from those before it, in one pass.
+An instruction begins when its unit is free and what it needs is done, so one pass over the stream finds all begins.
 """
 
 from __future__ import annotations
@@ -27,20 +26,17 @@ def drain(macs: int) -> int:
 
 def mlp_program(preset: Preset, width: int, mlp_width: int) -> Program:
     """The stream of an MLP of these widths on a preset's core."""
-    return compile_mlp(
-        width, mlp_width, preset.format.stored_bits, preset.tile_bytes, preset.window,
-        preset.format.kind == "int8-exact",
-    )  # fmt: skip
+    bits, exact = preset.format.stored_bits, preset.format.kind == "int8-exact"
+    return compile_mlp(width, mlp_width, bits, preset.tile_bytes, preset.window, exact)
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a core does in a cycle.
+    """What a core does in a cycle: MACs, elements of vectors, bytes of memory.
 
-    bytes: of the memory it streams from, a cycle. burst: bytes of a burst; a transfer moves whole bursts. scale: cycles
-    in which the scales of an output come, beside its weights.
-    latency: cycles from a request to its first beat; requests are pipelined, one a cycle. drain, settle: cycles from
-    the end of a multiply until the vector unit has its sums, and from the end of one of its operations to the results.
+    burst: bytes of a burst; a transfer moves whole bursts. latency: cycles from a request to its first beat; requests
+    are pipelined, one a cycle. drain, settle: cycles from the end of a multiply until the vector unit has its sums, and
+    from the end of one of its operations to the results. scale: cycles in which the scales of an output come.
     """
 
     macs: float
@@ -56,13 +52,14 @@ class Rates:
     def of(cls, preset: Preset) -> Rates:
         """The rates of a core of a preset: cores with private weights have a fixed share of the channels each."""
         hbm, exact, scales = preset.hbm, preset.format.kind == "int8-exact", preset.hbm.scales
+        core = preset.core
         return cls(
-            preset.macs_per_cycle,
-            preset.core.vector_lanes.value,
-            preset.bytes_per_cycle * preset.dealt,
+            core.mac_array.value * core.utilisation.value,
+            core.vector_lanes.value,
+            preset.rate() * preset.dealt,
             int(hbm.beat.value * hbm.burst.value),
             int(hbm.latency.value),
-            drain(int(preset.core.mac_array.value)) if exact else 0,
+            drain(int(core.mac_array.value)) if exact else 0,
             SETTLE if exact else 0,
             scales.cycles(hbm.latency.value) if scales else 0.0,
         )
@@ -95,9 +92,8 @@ class Span:
 
 
 def spans(program: Program, rates: Rates, *, loaded: bool = False) -> list[Span]:
-    """Every instruction of a stream as it runs on one core.
-
-    loaded: the tiles that fit the buffer wait in it already (a core that joins a multicast late).
+    """Every instruction of a stream on one core; loaded: tiles that fit the buffer wait in it (a late join of a
+    multicast).
     """
     return round_spans(program, rates, (0,), loaded=loaded)[0]
 
@@ -112,8 +108,8 @@ def round_spans(
 ) -> list[list[Span]]:
     """Every instruction as it runs on each core of a round, by the cycles in which their rows begin.
 
-    A tile is sent to all of them, when each has room for it. serve: the memory, by when a load is requested and its
-    bytes: when they are there; None: beats at the rate, `latency` after the request.
+    A tile is sent to all of them, when each has room for it. serve: when the bytes of a load that is requested at a
+    time are there; None: beats at the rate, `latency` after the request.
     """
     ran: list[list[Span]] = [[] for _ in begins]
     free = [{"mac": begin, "vector": begin} for begin in begins]

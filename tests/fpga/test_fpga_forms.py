@@ -150,7 +150,7 @@ def test_attention_is_its_closed_form() -> None:
     emulator = Emulator(p, work(rows=2))
     keys = np.full((2, 1), 64)
     size, tiles = 64 * 2 * 16 * 2, 64 * 2 * 16 * 2 // 512
-    load, multiply = math.ceil(size // tiles / (p.bytes_per_cycle / 2)), math.ceil(64 * 2 * 16 / 64 / tiles)
+    load, multiply = math.ceil(size // tiles / (p.rate() / 2)), math.ceil(64 * 2 * 16 / 64 / tiles)
     expected = 1 + 20 + load + (tiles - 1) * max(load, multiply) + multiply
     assert emulator.attention(keys)[0] == expected
 

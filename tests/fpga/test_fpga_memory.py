@@ -44,11 +44,11 @@ def test_cores_with_weights_of_their_own_meet_where_channels_are_fewer() -> None
     one, four = (preset(cores=cores, **own) for cores in (1, 4))
     assert (one.meeting, one.dealt, four.meeting, four.dealt) == (1, 1.0, 4, 0.25)
     # They close each other's rows: less than a quarter of what one has, and more than in rows of one bank.
-    quarter = one.bytes_per_cycle / 4
-    assert 0.5 * quarter < four.bytes_per_cycle * four.dealt < quarter
+    quarter = one.rate() / 4
+    assert 0.5 * quarter < four.rate() * four.dealt < quarter
     u280 = load_preset("u280-int8")
     private = u280.model_copy(update={"hbm": u280.hbm.model_copy(update={"weights": "private"})})
-    assert (private.meeting, private.dealt, private.bytes_per_cycle) == (1, 1 / 8, u280.bytes_per_cycle)
+    assert (private.meeting, private.dealt, private.rate()) == (1, 1 / 8, u280.rate())
     # Three cores on four channels have one each; five share them two by two.
     ddr = load_preset("hummingbird-u250")
     hbm = ddr.hbm.model_copy(update={"weights": "private"})
@@ -102,11 +102,11 @@ def test_channels_that_refresh_out_of_step_cost_nothing_where_ports_hold_what_a_
 
 def test_requests_under_way_within_a_latency_bound_a_rate() -> None:
     free = preset(hbm__burst=4)
-    rates = [preset(hbm__burst=4, hbm__requests=constant(n, "requests")).bytes_per_cycle for n in (1, 2, 1000)]
+    rates = [preset(hbm__burst=4, hbm__requests=constant(n, "requests")).rate() for n in (1, 2, 1000)]
     hbm = free.hbm
     beats = 4 * free.clock.value / hbm.port_clock.value
     one = hbm.ports.value * 4 * hbm.beat.value / (hbm.latency.value + beats)
-    assert rates == pytest.approx([one, 2 * one, free.bytes_per_cycle]) and 2 * one < free.bytes_per_cycle
+    assert rates == pytest.approx([one, 2 * one, free.rate()]) and 2 * one < free.rate()
     without = load_preset("flightllm-u280")
     assert without.rate() == without.peak * 1e3 * share(without.stream()) / 225
 
@@ -116,7 +116,7 @@ def test_pieces_of_a_row_cost_opening_one_each() -> None:
     shares = [share(ReadStream(part, "rows", 1, 4, chunk, 4096)) for chunk in (1, 4, 32, 128)]
     assert shares == sorted(shares) and shares[0] < 0.2 < 0.55 < shares[-1]
     keys = preset(hbm__keys="token").keys_per_cycle(6, 256)
-    assert keys < preset().keys_per_cycle(6, 256) == preset().bytes_per_cycle
+    assert keys < preset().keys_per_cycle(6, 256) == preset().rate()
 
 
 @settings(max_examples=30, deadline=None)
@@ -174,7 +174,7 @@ def test_a_part_that_there_is_not_and_one_that_a_device_has_not() -> None:
 def test_presets_have_devices_whose_memory_has_a_timing(tmp_path: Path) -> None:
     for name in fpga_presets():
         p = load_preset(name)
-        assert isinstance(p.part, Part) and 0 < p.bytes_per_cycle * p.clock.value / 1e3 <= p.peak
+        assert isinstance(p.part, Part) and 0 < p.rate() * p.clock.value / 1e3 <= p.peak
     (tmp_path / "mine.yaml").write_text("base: u280-int8\nname: mine\ncores: 4\n")
     mine = load_preset(str(tmp_path / "mine.yaml"))
     assert (mine.name, mine.cores, mine.hbm) == ("mine", 4, load_preset("u280-int8").hbm)

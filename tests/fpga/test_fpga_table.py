@@ -61,7 +61,7 @@ def test_published_decode_speeds_are_predicted_from_data_sheets(
     # So much of what the memory's timing and its ports allow for what a token moves.
     p = load_preset(name)
     assert row["predicted_tokens_per_s"] * row["moved_bytes"] == pytest.approx(p.peak * 1e9 * row["share_of_peak"])
-    fastest = p.bytes_per_cycle / p.seconds_per_cycle / row["moved_bytes"]
+    fastest = p.rate() / p.seconds_per_cycle / row["moved_bytes"]
     assert bound < row["predicted_tokens_per_s"] / fastest < 1
 
 
@@ -122,7 +122,7 @@ def test_a_prompt_takes_as_long_as_its_weights_or_its_products() -> None:
         products = macs * tokens / preset.core.mac_array.value * preset.seconds_per_cycle
         assert products < seconds < 1.25 * products
     alone = Emulator(preset, replace(point.model, prompt=1)).prefill() * preset.seconds_per_cycle
-    assert alone > point.model.resident_weights / 2 / (preset.bytes_per_cycle / preset.seconds_per_cycle)
+    assert alone > point.model.resident_weights / 2 / (preset.rate() / preset.seconds_per_cycle)
 
 
 def test_records_of_other_accelerators_are_what_the_command_writes(tmp_path: Path) -> None:

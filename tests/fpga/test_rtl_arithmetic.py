@@ -160,7 +160,7 @@ def test_layers_of_a_real_decode_have_the_cycles_and_outputs_of_the_emulator(tmp
 
 def test_a_layer_waits_for_refreshes_and_for_the_pipelines_of_its_cores() -> None:
     layer = next(x for x in joined.random_mlps(PRESET) if x.dram and x.index)
-    steady = replace(layer, dram=False, rates=replace(layer.rates, bytes=PRESET.bytes_per_cycle))
+    steady = replace(layer, dram=False, rates=replace(layer.rates, bytes=PRESET.rate()))
     assert layer.run(PRESET)[1] != steady.run(PRESET)[1]
     without = replace(steady, rates=replace(steady.rates, drain=0, settle=0))
     ran, shorter = spans(steady.program, steady.rates), spans(without.program, without.rates)

@@ -28,7 +28,7 @@ LOOSE = {"__init__.py", "__main__.py", "_version.py", "errors.py", "video.py", "
 """Files of fastcar_cli outside its rooms."""
 LONGEST = 80
 """Lines of a function, docstring included."""
-TWICE = {"Format", "Timing"}
+TWICE: set[str] = set()
 """Classes of two modules; none joins them."""
 
 OPTIONS = {
@@ -50,8 +50,8 @@ OPTIONS = {
     """,
     "demo": "--debug --no-browser --port",
     "fpga": """
-        --debug --drafts --explain --format --frames --json --model --pair-correlation --preset --profile
-        --prompt-tokens --replay --report --rows --seed --sinks --spread --table --window
+        --debug --drafts --explain --format --frames --json --model --preset --prompt-tokens --replay --report
+        --rows --seed --sinks --spread --table --window
     """,
     "fpga rtl": "--check --debug --format --json --output --passes --preset --saif --synth",
     "models": "--debug --format --json",

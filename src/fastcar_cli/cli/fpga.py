@@ -45,15 +45,6 @@ def fpga(
             autocompletion=words(("eligible", "all")),
         ),
     ] = "eligible",
-    pair_correlation: Annotated[
-        float, typer.Option(help="Chance that the rows of a pair share a drawn decision.", min=0, max=1)
-    ] = 0.0,
-    profile: Annotated[
-        str,
-        typer.Option(
-            help="Drawn ratio by layer: flat or valley (middle layers least).", autocompletion=words(("flat", "valley"))
-        ),
-    ] = "flat",
     seed: Annotated[int, typer.Option(help="Seed of drawn decisions.", min=0, max=2**63 - 1)] = 0,
     table: Annotated[
         bool, typer.Option("--table", help="Emulate the published latencies, or the decode speed of the preset's work.")
@@ -84,7 +75,6 @@ def fpga(
         refuse(ctx, ("sinks",), "where everything is attended to", "it needs --window with a number of tokens")
     check_made("--report", report)
     one_of("--spread", spread, ("eligible", "all"))
-    one_of("--profile", profile, ("flat", "valley"))
     if table or drafts:
         name, own = ("table", ()) if table else ("drafts", (rows if "rows" in given(ctx) else 2,))
         plugins.of_fpga(name, f"--{name}")(fastcar_fpga.load_preset(preset or "paper-u280"), *own, as_json)
@@ -96,8 +86,7 @@ def fpga(
         comparisons = [fastcar_fpga.emulate(fastcar_fpga.preset_for(preset, saved.model), saved)]
     else:
         shape = dict(rows=rows, frames=frames, prompt=prompt_tokens, window=attention.window, sinks=attention.sinks)
-        how = dict(seed=seed, spread=spread, pair_correlation=pair_correlation, profile=profile)
-        comparisons = _drawn(model, preset, shape, _ratios(replay), how)
+        comparisons = _drawn(model, preset, shape, _ratios(replay), {"seed": seed, "spread": spread})
     if report is not None:
         fastcar_fpga.write_csvs(report, comparisons[-1])
     _print(comparisons, explain=explain, as_json=as_json)
@@ -125,9 +114,6 @@ def _drawn(
     from fastcar_cli.checkpoints.open import spec_of
     from fastcar_fpga import Emulator, compare, draw, preset_for, workload_of
 
-    if how["pair_correlation"] and shape["rows"] % 2:
-        message = f"--pair-correlation with --rows {shape['rows']}: rows have no pairs"
-        raise RequestError(message, hint="an even number of rows")
     spec = spec_of(model)
     accelerator = preset_for(preset, spec)
     work = workload_of(spec, **shape)
