@@ -236,10 +236,10 @@ def _decode(session: Session, store: Store, terminal: Any) -> None:
     from fastcar_cli.cli.render import note, progress
 
     try:
-        with session.engine() as engine, progress(terminal, "decodes") as bar:
+        with progress(terminal, "decodes") as bar:
             task = bar.add_task("sweep", total=session.left(store))
             session.on_done = lambda cell: bar.advance(task)
-            session.run(store, engine)
+            session.run(store)
     except KeyboardInterrupt as e:
         rest = session.left(store)
         note(terminal, f"{len(store.cells)} cells are saved; the same command does the {rest} decodes left", "stopped")

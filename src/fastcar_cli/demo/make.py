@@ -46,9 +46,8 @@ class Maker:
             raise RequestError("the prompt is empty", hint="describe the video in a few words")
         seed = form.get("seed", "").strip()
         if seed and not (seed.isascii() and seed.isdigit() and int(seed) < 2**63):
-            raise RequestError(
-                f"the seed {seed[:40]!r} is not a whole number", allowed="0 to 2^63 - 1, or none for any"
-            )
+            allowed = "0 to 2^63 - 1, or none for any"
+            raise RequestError(f"the seed {seed[:40]!r} is not a whole number", allowed=allowed)
         scale = max(1, round(SHOWN_SIDE / max(spec_of(name).frame_spec.size)))
         flags = {"replay.tau": form.get("tau", "off"), "draft.kind": form.get("draft", "auto"), "video.scale": scale}
         run = load_config(flags={"model": name, **flags})
@@ -56,39 +55,24 @@ class Maker:
             self._pipe = None  # before the next one needs memory
             self._pipe = VideoPipeline.from_config(run)
         pipe = self._pipe.with_config(run)
-        first = int(seed) if seed else secrets.randbelow(2**31)
         notes = pipe.notices([prompt])
-        (video,) = pipe.videos([prompt], [first], on_step)
+        (video,) = pipe.videos([prompt], [int(seed) if seed else secrets.randbelow(2**31)], on_step)
+        report, draft = video.report, video.report["draft"]
+        # The results of a sweep with one cell, which is its own reference.
+        cell = {
+            **{"id": "video", "reference": "video", "prompt": report["prompt"], "seed": report["seed"]},
+            "tau": form["tau"] if isinstance(report["tau"], list) else report["tau"],
+            **{key: report["replay"][key] for key in ("score", "gate")},
+            "draft": f"{draft['kind']}-{draft['window']}" if draft["window"] > 1 else "off",
+            "speed": {"decode_s": {"median": report["timing"]["decode_s"]}},
+            "replay": {**report["replay"], "map": replay_map(pipe)},
+            "drafts": draft_data(pipe, draft),
+        }
+        results = {"form": form, "notes": notes, "file": default_name(report["prompt"], report["seed"]).name}
+        results["model"] = {key: getattr(pipe, key) for key in ("name", "layers", "frames", "fps")}
         with tempfile.TemporaryDirectory() as folder:
-            return _results(pipe, video.report, form, notes), video.save(Path(folder) / "video.mp4", scale).read_bytes()
-
-
-def _results(pipe: VideoPipeline, report: dict[str, Any], form: dict[str, str], notes: list[str]) -> dict[str, Any]:
-    """What the player reads: the results of a sweep with one cell, which is its own reference."""
-    draft = report["draft"]
-    cell = {
-        "id": "video",
-        "reference": "video",
-        "prompt": report["prompt"],
-        "seed": report["seed"],
-        "tau": report["tau"] if not isinstance(report["tau"], list) else form["tau"],
-        "score": report["replay"]["score"],
-        "gate": report["replay"]["gate"],
-        "draft": f"{draft['kind']}-{draft['window']}" if draft["window"] > 1 else "off",
-        "speed": {"decode_s": {"median": report["timing"]["decode_s"]}},
-        "replay": {**report["replay"], "map": replay_map(pipe)},
-        "drafts": draft_data(pipe, draft),
-    }
-    return {
-        "form": form,
-        "notes": notes,
-        "file": default_name(report["prompt"], report["seed"]).name,
-        "cells": [cell],
-        "summary": [],
-        "plan": {},
-        "model": {"name": pipe.name, "layers": pipe.layers, "frames": pipe.frames, "fps": pipe.fps},
-        "report": {"missing": []},
-    }
+            data = video.save(Path(folder) / "video.mp4", scale).read_bytes()
+        return empty_results() | results | {"cells": [cell]}, data
 
 
 def empty_results() -> dict[str, Any]:

@@ -7,7 +7,6 @@ may their requests have another Host or Origin.
 
 from __future__ import annotations
 
-import base64
 import hmac
 import json
 import queue
@@ -21,7 +20,7 @@ from typing import Any
 from fastcar_cli._version import __version__
 from fastcar_cli.demo.make import empty_results, models
 from fastcar_cli.errors import FastcarError, RequestError
-from fastcar_cli.sweep.report.build import asset, filled, head, json_text
+from fastcar_cli.sweep.report.build import asset, page
 from fastcar_cli.system.device import out_of_memory
 
 Make = Callable[[dict[str, str], Callable[[int, int], None]], tuple[dict[str, Any], bytes]]
@@ -92,8 +91,7 @@ class Server(ThreadingHTTPServer):
             e.name_of = lambda key: key.rpartition(".")[2]
             last = {"error": str(e), "hint": e.hint}
         except Exception as e:
-            what = "out of memory" if out_of_memory(e) else f"unexpected {type(e).__name__}: {e}"
-            last = {"error": what}
+            last = {"error": "out of memory" if out_of_memory(e) else f"unexpected {type(e).__name__}: {e}"}
         finally:
             self.busy.release()
             job.lines.put(last)
@@ -105,15 +103,11 @@ class Server(ThreadingHTTPServer):
 
     def page(self) -> bytes:
         """The page with the last video."""
-        videos = {"video": base64.b64encode(self._video).decode("ascii")} if self._video else {}
+        scripts = [asset("core.js"), asset("player.js"), asset("demo.js", __package__)]
         data = self._results | {"models": models(), "version": __version__}
-        parts = {
-            "head": head("fastcar demo", "; media-src data:; script-src 'unsafe-inline'; connect-src 'self'"),
-            "script": "\n".join((asset("core.js"), asset("player.js"), asset("demo.js", __package__))),
-            "data": json_text(data),
-            "videos": json_text(videos),
-        }
-        return filled(asset("page.html", __package__), parts).encode()
+        videos = {"video": self._video} if self._video else {}
+        body, policy = asset("page.html", __package__), "; connect-src 'self'"
+        return page("fastcar demo", body, scripts, data, videos, policy).encode()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -122,10 +116,9 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "fastcar", ""
 
     def do_GET(self) -> None:
-        if not self._allowed(""):
-            return
-        self._begin(200, "text/html; charset=utf-8")
-        self.wfile.write(self.server.page())
+        if self._allowed(""):
+            self._begin(200, "text/html; charset=utf-8")
+            self.wfile.write(self.server.page())
 
     def do_POST(self) -> None:
         """Make a video: lines of JSON with `share`s, the last with `done`, or with `error` and `hint`."""
@@ -133,23 +126,20 @@ class _Handler(BaseHTTPRequestHandler):
             return
         size = self.headers.get("Content-Length", "")
         if not size.isdecimal() or int(size) > MOST_BYTES:
-            self._refuse(413, "the request is too large")
-            return
+            return self._refuse(413, "the request is too large")
         try:
             form = json.loads(self.rfile.read(int(size)))
             if not isinstance(form, dict) or not all(isinstance(v, str) for v in form.values()):
                 raise ValueError
         except (ValueError, RecursionError):
-            self._refuse(400, "the request is not a form")
-            return
+            return self._refuse(400, "the request is not a form")
         self._begin(200, "application/x-ndjson")
         if not self.server.busy.acquire(blocking=False):
-            self._line({"error": "another video is being made", "hint": "try again when it is done"})
-            return
+            return self._line({"error": "another video is being made", "hint": "try again when it is done"})
         job = _Job(form)
         self.server.jobs.put(job)
+        line: Line = {"share": 0}
         try:
-            line: Line = {"share": 0}
             while "share" in line:
                 self._line(line := job.lines.get())
         except ConnectionError:
@@ -175,14 +165,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _begin(self, status: int, kind: str) -> None:
         self.send_response(status)
-        for name, value in (
-            ("Content-Type", kind),
-            ("Cache-Control", "no-store"),
-            ("Referrer-Policy", "no-referrer"),
-            ("X-Content-Type-Options", "nosniff"),
-            ("Content-Security-Policy", "frame-ancestors 'none'"),
-        ):
-            self.send_header(name, value)
+        self.send_header("Content-Type", kind)
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Content-Security-Policy", "frame-ancestors 'none'")
         self.end_headers()
 
     def _line(self, line: Line) -> None:

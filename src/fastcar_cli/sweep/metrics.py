@@ -21,8 +21,8 @@ KEYS = {"psnr": "psnr_db", "ssim": "ssim", "ms-ssim": "ms_ssim", "temporal": "te
 """Names on the command line and keys in results; `fidelity` is a key of its own there."""
 NAMES = (*KEYS, "fidelity")
 DEFAULT = ("psnr", "ssim", "ms-ssim", "temporal", "fidelity")
-_KINDS: dict[str, Callable[[Images, Images], Sequence[float | None]]]
-_KINDS = {"ssim": ssim, "ms-ssim": ms_ssim, "temporal": temporal}
+_Kind = Callable[[Images, Images], Sequence[float | None]]
+_KINDS: dict[str, _Kind] = {"ssim": ssim, "ms-ssim": ms_ssim, "temporal": temporal}
 
 
 def parse_metrics(text: str | None, lpips: Path | None) -> tuple[str, ...]:
@@ -53,7 +53,7 @@ class Scorer:
     names: tuple[str, ...]
     lpips: Path | None = None
 
-    def _lpips(self) -> Callable[[Images, Images], list[float]]:
+    def _lpips(self) -> _Kind:
         from fastcar_cli.media.lpips_metric import load_lpips
 
         assert self.lpips is not None
@@ -66,36 +66,29 @@ class Scorer:
 
     def check(self, height: int, width: int) -> None:
         """Refuse metrics that can't be had here or for frames of this size. Raises RequestError."""
-        side = min(height, width)
         for name, least in (("ssim", SSIM_WINDOW), ("ms-ssim", GAUSS)):
-            if name in self.names and side < least:
+            if name in self.names and min(height, width) < least:
                 rest = ",".join(n for n in self.names if n not in ("ssim", "ms-ssim")) or "psnr"
-                raise RequestError(
-                    f"needs frames of {least} x {least} pixels, the model's have {height} x {width}",
-                    key="metrics",
-                    value=name,
-                    hint=(Key("metrics"), f" {rest}"),
-                )
+                said = f"needs frames of {least} x {least} pixels, the model's have {height} x {width}"
+                raise RequestError(said, key="metrics", value=name, hint=(Key("metrics"), f" {rest}"))
         if "lpips" in self.names:
             self._lpips()
 
-    def score(self, video: Images, reference: Images) -> tuple[dict[str, float | None], dict[str, Sequence[Any]]]:
+    def score(self, video: Images, reference: Images) -> tuple[dict[str, float | None], dict[str, list[Any]]]:
         """Means of the video and values of its frames, by key. Both videos [T, H, W, 3] uint8."""
-        if video.shape != reference.shape:
-            raise ValueError(f"video {list(video.shape)}, reference {list(reference.shape)}")
         means: dict[str, float | None] = {}
-        frames: dict[str, Sequence[Any]] = {}
-        for name in self.names:
+        frames: dict[str, list[Any]] = {}
+        for name, key in zip(self.names, self.keys, strict=True):
             values: Sequence[float | None]
             if name == "psnr":
-                values, means["psnr_db"] = psnr(video, reference)
+                values, means[key] = psnr(video, reference)
             else:
                 values = (self._lpips() if name == "lpips" else _KINDS[name])(video, reference)
                 known = [x for x in values if x is not None]
-                means[KEYS[name]] = float(np.mean(known)) if known else None
+                means[key] = float(np.mean(known)) if known else None
             if not all(x is None or math.isfinite(x) for x in values):
                 raise RunError(
                     "gives values that are not finite", key="metrics", value=name, hint="are its weights damaged?"
                 )
-            frames[KEYS[name]] = list(values)
+            frames[key] = list(values)
         return means, frames

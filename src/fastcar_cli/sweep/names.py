@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from fastcar_cli.config.tau import Tau
@@ -27,25 +28,18 @@ _LONGEST = 255
 
 def check_names(prompts: Sequence[str], seeds: int, fps: int) -> list[str]:
     """Refuse prompts that can't be file names, and another frame rate; notices. Raises RequestError."""
+    refused = partial(RequestError, key="names", value="vbench")
     if fps != VBENCH_FPS:
-        raise RequestError(
-            f"needs {VBENCH_FPS} fps, not {fps}", key="names", value="vbench", hint=("leave out ", Key("video.fps"))
-        )
+        raise refused(f"needs {VBENCH_FPS} fps, not {fps}", hint=("leave out ", Key("video.fps")))
     if len(set(prompts)) < len(prompts):
-        raise RequestError("a prompt is given twice", key="names", value="vbench")
+        raise refused("a prompt is given twice")
     for prompt in prompts:
-        name = f"{prompt}-{seeds - 1}.mp4"
-        if "/" in prompt or "\0" in prompt or (os.name == "nt" and set(prompt) & set('\\:*?"<>|')):
-            raise RequestError(f"the prompt {prompt!r} can't be a file name", key="names", value="vbench")
-        if len(os.fsencode(name)) > _LONGEST:
-            raise RequestError(
-                f"a file name has at most {_LONGEST} bytes, the prompt {prompt[:60]!r}... is longer",
-                key="names",
-                value="vbench",
-            )
-    if seeds < SAMPLES:
-        return [f"VBench takes {SAMPLES} videos a prompt for most dimensions; seeds 0-4 make them"]
-    return []
+        if set(prompt) & set('/\0\\:*?"<>|' if os.name == "nt" else "/\0"):
+            raise refused(f"the prompt {prompt!r} can't be a file name")
+        if len(os.fsencode(f"{prompt}-{seeds - 1}.mp4")) > _LONGEST:
+            raise refused(f"a file name has at most {_LONGEST} bytes, the prompt {prompt[:60]!r}... is longer")
+    few = [f"VBench takes {SAMPLES} videos a prompt for most dimensions; seeds 0-4 make them"]
+    return few if seeds < SAMPLES else []
 
 
 def link_names(store: Store, grid: Grid) -> Path:
@@ -54,17 +48,14 @@ def link_names(store: Store, grid: Grid) -> Path:
     The index is the position of the seed among the grid's. Links where the file system has them, copies elsewhere.
     """
     top = store.folder / "vbench"
-    for cell in grid.cells():
-        if cell.id not in store.cells:
-            continue
+    for cell in (cell for cell in grid.cells() if cell.id in store.cells):
         level = f"tau{Tau.read(cell.tau)}" if cell.ratio is None else f"ratio{cell.ratio:g}"
         dense = cell.tau is None and cell.ratio is None
         parts = ["dense" if dense else level]
         parts += [] if cell.window is None else [f"window{cell.window}"]
         parts += [] if dense else [cell.gate, *([] if cell.score == DEFAULT else [cell.score])]
         parts += [] if cell.draft == OFF else [cell.draft]
-        folder = top / "_".join([*parts, cell.backend])
-        source = store.cells_folder / f"{cell.id}.mp4"
+        source, folder = store.cells_folder / f"{cell.id}.mp4", top / "_".join([*parts, cell.backend])
         link_name(source, folder, cell.prompt, grid.seeds.index(cell.seed))
     return top
 

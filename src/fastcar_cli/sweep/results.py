@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,14 @@ QUALITY = ("ssim", "ms_ssim", "psnr_db", "lpips", "temporal")
 """The knee is that of the first of these that was measured."""
 SETTING = ("tau", "ratio", "score", "window", "gate", "backend", "draft")
 """What makes a line of the summary."""
-CURVE = ("window", "gate", "backend", "score")
 PARQUET = "results.parquet"
 _WORSE_IS_MORE = ("lpips", "temporal")
 
 
 def build(store: Store, pipe: VideoPipeline, config: dict[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
     """results.json of everything finished in a folder. `metrics` are keys of results."""
-    ranks = {axis: {v: i for i, v in enumerate(v)} for axis, v in vars(store.axes).items() if axis != "repeats"}
+    axes = {axis: values for axis, values in vars(store.axes).items() if axis != "repeats"}
+    ranks = {axis: {value: i for i, value in enumerate(values)} for axis, values in axes.items()}
 
     def order(document: dict[str, Any]) -> list[int]:
         cell = Cell.from_dict(document)
@@ -54,14 +54,8 @@ def build(store: Store, pipe: VideoPipeline, config: dict[str, Any], metrics: Se
         # Earlier versions called the executor kernels.
         "config": config | {"runtime": {**config["runtime"], "kernels": config["runtime"]["executor"]}},
         "plan": store.axes.to_dict(),
-        "model": {
-            "name": pipe.name,
-            "layers": pipe.layers,
-            "tokens_per_frame": pipe.tokens_per_frame,
-            "grid": list(pipe.grid),
-            "frames": pipe.frames,
-            "fps": pipe.fps,
-        },
+        "model": {k: getattr(pipe, k) for k in ("name", "layers", "tokens_per_frame", "frames", "fps")}
+        | {"grid": list(pipe.grid)},
         "metrics": list(metrics),
         "cells": cells,
         "summary": summary,
@@ -70,53 +64,43 @@ def build(store: Store, pipe: VideoPipeline, config: dict[str, Any], metrics: Se
     }
 
 
-def _median(document: dict[str, Any]) -> float:
-    return statistics.median(r["decode_s"] for r in document["runs"])
-
-
 def cells_of(documents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Cells of results from the documents of a store, with speed against the dense ones among them."""
-    # Times of two executors say nothing of replay.
-    dense_s = {(d["id"], d.get("kernels")): _median(d) for d in documents if Cell.from_dict(d).dense}
+    # Times of two executors can't be compared.
+    medians = {(d["id"], d.get("kernels")): statistics.median(r["decode_s"] for r in d["runs"]) for d in documents}
     digests = {d["id"]: d["digest"] for d in documents}
-    return [_cell(d, dense_s, digests) for d in documents]
+    cells = []
+    for d in documents:
+        cell, kernels, seconds = Cell.from_dict(d), d.get("kernels"), [r["decode_s"] for r in d["runs"]]
+        median, dense_s = medians[d["id"], kernels], medians.get((cell.reference.id, kernels))
+        undrafted = digests.get(replace(cell, draft=OFF).id)
+        found: dict[str, Any] = {
+            "id": d["id"],
+            **cell.to_dict(),
+            "reference": None if cell.dense else cell.reference.id,
+            "video": f"cells/{d['id']}.mp4",
+            "speed": {
+                "decode_s": {"median": median, "min": min(seconds), "max": max(seconds), "runs": seconds},
+                "tokens_per_s": statistics.median(r["tokens_per_s"] for r in d["runs"]),
+                "speedup": dense_s / median if dense_s is not None and median else None,
+                "kernels": kernels,
+            },
+            # Whether drafts left the video as it is without them; None where that one is not in the folder.
+            "same_video": None if cell.draft == OFF or undrafted is None else undrafted == d["digest"],
+        }
+        measured = ("metrics", "frames", "fidelity", "replay", "drafts", "fpga", "digest")
+        cells.append(found | {key: d.get(key) for key in measured})
+    return cells
 
 
-def _cell(
-    document: dict[str, Any], dense_s: dict[tuple[str, str | None], float], digests: dict[str, str]
-) -> dict[str, Any]:
-    cell = Cell.from_dict(document)
-    undrafted = digests.get(replace(cell, draft=OFF).id)
-    seconds = [r["decode_s"] for r in document["runs"]]
-    median = _median(document)
-    reference = cell.reference.id
-    timed = reference, document.get("kernels")
-    return {
-        "id": document["id"],
-        **cell.to_dict(),
-        "reference": None if cell.dense else reference,
-        "video": f"cells/{document['id']}.mp4",
-        "metrics": document["metrics"],
-        "frames": document["frames"],
-        "fidelity": document["fidelity"],
-        "speed": {
-            "decode_s": {"median": median, "min": min(seconds), "max": max(seconds), "runs": seconds},
-            "tokens_per_s": statistics.median(r["tokens_per_s"] for r in document["runs"]),
-            "speedup": dense_s[timed] / median if timed in dense_s and median else None,
-            "kernels": document.get("kernels"),
-        },
-        "replay": document["replay"],
-        "drafts": document.get("drafts"),
-        # Whether drafts left the video as it is without them; None where that one is not in the folder.
-        "same_video": None if cell.draft == OFF or undrafted is None else undrafted == document["digest"],
-        "fpga": document["fpga"],
-        "digest": document["digest"],
-    }
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
+def _mean(values: Iterable[float | None]) -> float | None:
     known = [v for v in values if v is not None]
     return sum(known) / len(known) if known else None
+
+
+def _all(cells: Sequence[dict[str, Any]], of: str, key: str) -> list[Any]:
+    """A measured value of each cell; None where it was not measured."""
+    return [None if c[of] is None else c[of][key] for c in cells]
 
 
 def summarise(cells: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[dict[str, Any]]:
@@ -132,35 +116,30 @@ def summarise(cells: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[d
         settings.setdefault(tuple(cell[k] for k in SETTING), []).append(cell)
     lines = []
     for setting, videos in settings.items():
-        dense = [by_id[c["reference"] or c["id"]] for c in videos if (c["reference"] or c["id"]) in by_id]
-        seconds = [c["speed"]["decode_s"]["median"] for c in videos]
-        dense_seconds = [c["speed"]["decode_s"]["median"] for c in dense]
-        right = [c["fidelity"]["all_right"] for c in videos if c["fidelity"] is not None]
-        dense_right = [c["fidelity"]["all_right"] for c in dense if c["fidelity"] is not None]
+        dense = [by_id[name] for c in videos if (name := c["reference"] or c["id"]) in by_id]
+        seconds, dense_seconds = (sum(c["speed"]["decode_s"]["median"] for c in some) for some in (videos, dense))
         beside = len(dense) == len(videos) and all(c["speed"]["speedup"] is not None for c in videos)
         line: dict[str, Any] = {
             **dict(zip(SETTING, setting, strict=True)),
             "videos": len(videos),
-            "replay_ratio": _mean([c["replay"]["ratio"] for c in videos]),
-            "eligible_ratio": _mean([c["replay"]["eligible_ratio"] for c in videos]),
-            "tokens_per_pass": _mean([None if c["drafts"] is None else c["drafts"]["tokens_per_pass"] for c in videos]),
-            "decode_s": _mean(seconds),
-            "speedup": sum(dense_seconds) / sum(seconds) if beside and sum(seconds) else None,
+            "replay_ratio": _mean(_all(videos, "replay", "ratio")),
+            "eligible_ratio": _mean(_all(videos, "replay", "eligible_ratio")),
+            "tokens_per_pass": _mean(_all(videos, "drafts", "tokens_per_pass")),
+            "decode_s": seconds / len(videos),
+            "speedup": dense_seconds / seconds if beside and seconds else None,
         }
+        compared = [c for c in videos if c["metrics"] is not None]
         for key in metrics:
-            lacking = [c["id"] for c in videos if c["metrics"] is not None and key not in c["metrics"]]
-            if lacking:
-                raise RunError(f"cells/{lacking[0]}.json is damaged: it lacks {key}", hint="delete it and sweep again")
-            values = [c["metrics"][key] for c in videos if c["metrics"] is not None]
-            if key == "psnr_db":
-                line[key] = psnr_of(_mean([error_of(v) for v in values]) or 0.0)
-            else:
-                line[key] = _mean(values)
-        share, dense_share = _mean(right), _mean(dense_right)
+            for c in compared:
+                if key not in c["metrics"]:
+                    lacks = f"cells/{c['id']}.json is damaged: it lacks {key}"
+                    raise RunError(lacks, hint="delete it and sweep again")
+            values = _all(compared, "metrics", key)
+            line[key] = psnr_of(_mean(map(error_of, values)) or 0.0) if key == "psnr_db" else _mean(values)
+        share, dense_share = (_mean(_all(some, "fidelity", "all_right")) for some in (videos, dense))
         line["all_right"] = share
         line["fidelity_drop"] = None if share is None or dense_share is None else dense_share - share
-        for key in ("cycles", "energy_j"):
-            line[key] = _mean([None if c["fpga"] is None else c["fpga"][key] for c in videos])
+        line |= {key: _mean(_all(videos, "fpga", key)) for key in ("cycles", "energy_j")}
         lines.append(line)
     key_of = {k: i for i, k in enumerate(dict.fromkeys((str(x["window"]), x["backend"]) for x in lines))}
     return sorted(
@@ -190,7 +169,7 @@ def dense_line(line: dict[str, Any]) -> bool:
 def _goodness(line: dict[str, Any], key: str, worst_error: float) -> float:
     """Quality that grows with similarity, for a line of the summary; a dense line is the best there is."""
     if dense_line(line):
-        return {"psnr_db": 0.0}.get(key, 0.0 if key in _WORSE_IS_MORE else 1.0)
+        return 0.0 if key in ("psnr_db", *_WORSE_IS_MORE) else 1.0
     if key == "psnr_db":
         # Decibels are infinite at the dense end, so the root of the mean squared error replaces them.
         return -((error_of(line[key]) / worst_error) ** 0.5) if worst_error else 0.0
@@ -209,25 +188,25 @@ def knees(summary: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[dic
     if quality is None:
         return []
     bends = []
-    # Drafts change no quality: one kind of them is enough.
-    drafts = [x["draft"] for x in summary if not dense_line(x)]
-    summary = [x for x in summary if dense_line(x) or x["draft"] == drafts[0]]
-    curves = dict.fromkeys(tuple(x[k] for k in CURVE) for x in summary if not dense_line(x))
-    for curve_of in curves:
-        replaying = [x for x in summary if not dense_line(x) and tuple(x[k] for k in CURVE) == curve_of]
+    dense = [x for x in summary if dense_line(x)]
+    # Drafts change no quality: one kind is enough.
+    others = [x for x in summary if not dense_line(x)]
+    curves: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for x in others:
+        if x["draft"] == others[0]["draft"]:
+            curves.setdefault(tuple(x[k] for k in ("window", "backend", "gate", "score")), []).append(x)
+    for curve_of, replaying in curves.items():
         if quality != "psnr_db" and any(x[quality] is None for x in replaying):
             continue
         worst = max(error_of(x[quality]) for x in replaying) if quality == "psnr_db" else 0.0
-        dense = [x for x in summary if dense_line(x) and (x["window"], x["backend"]) == (curve_of[0], curve_of[2])]
-        points = ((x["replay_ratio"], _goodness(x, quality, worst), x) for x in [*dense, *replaying])
+        ends = [x for x in dense if (x["window"], x["backend"]) == curve_of[:2]]
+        points = ((x["replay_ratio"], _goodness(x, quality, worst), x) for x in [*ends, *replaying])
         curve = sorted(points, key=lambda p: p[0])
         (x0, y0, _), (x1, y1, _) = curve[0], curve[-1]
         if len(curve) < 3 or x1 <= x0 or y0 <= y1:
             continue
-        above = [
-            ((x - x0) / (x1 - x0) + (y - y1) / (y0 - y1) - 1.0, line) for x, y, line in curve if not dense_line(line)
-        ]
-        height, best = max(above, key=lambda p: p[0])
+        above = (((x - x0) / (x1 - x0) + (y - y1) / (y0 - y1) - 1.0, line) for x, y, line in curve)
+        height, best = max((p for p in above if not dense_line(p[1])), key=lambda p: p[0])
         if height <= 1e-9:
             continue
         value = "identical" if best[quality] is None else f"{best[quality]:.3g}"
@@ -251,24 +230,28 @@ def inert(summary: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return lines
 
 
+_TYPES = {
+    "string": {"id", "prompt", "score", "gate", "backend", "draft", "reference", "video", "kernels"},
+    "int64": {"seed", "window", "runs", "fpga_cycles"},
+    "bool_": {"dense", "same_video"},
+}
+"""Columns by their type in Parquet; all others are floats, but those of fidelity, which are bool."""
+
+
 def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
     """One flat row a cell. `tau` is a number (-inf possible), empty for a dense cell, which `dense` names."""
     table = []
     judged = next((list(c["fidelity"]) for c in results["cells"] if c["fidelity"]), [])
     for c in results["cells"]:
-        decode = c["speed"]["decode_s"]
+        decode, tau = c["speed"]["decode_s"], None if c["tau"] is None else float(c["tau"])
         row: dict[str, Any] = {k: c[k] for k in ("id", "prompt", "seed")}
-        row |= {"dense": c["reference"] is None, "tau": None if c["tau"] is None else float(c["tau"])}
-        row |= {"kept_ratio": c["ratio"], "score": c["score"]}
+        row |= {"dense": c["reference"] is None, "tau": tau, "kept_ratio": c["ratio"], "score": c["score"]}
         row |= {k: c[k] for k in ("window", "gate", "backend", "draft", "reference", "video")}
         row |= {k: c["replay"][k] for k in ("ratio", "eligible_ratio")}
         row |= {"tokens_per_pass": (c["drafts"] or {}).get("tokens_per_pass"), "same_video": c["same_video"]}
         row |= {f"decode_s_{k}": decode[k] for k in ("median", "min", "max")}
-        row |= {
-            "kernels": c["speed"]["kernels"],
-            "runs": len(decode["runs"]),
-            **{k: c["speed"][k] for k in ("tokens_per_s", "speedup")},
-        }
+        row |= {"kernels": c["speed"]["kernels"], "runs": len(decode["runs"])}
+        row |= {k: c["speed"][k] for k in ("tokens_per_s", "speedup")}
         row |= {key: None if c["metrics"] is None else c["metrics"][key] for key in results["metrics"]}
         row |= {f"right_{k.removesuffix('_right')}": (c["fidelity"] or {}).get(k) for k in judged}
         row |= {f"fpga_{k}": (c["fpga"] or {}).get(k) for k in ("cycles", "latency_s", "energy_j")}
@@ -278,18 +261,9 @@ def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _parquet(table: Sequence[dict[str, Any]]) -> bytes:
     pyarrow, parquet = (need(name, PARQUET) for name in ("pyarrow", "pyarrow.parquet"))
-    whole, flags = (
-        {"seed", "window", "runs", "fpga_cycles"},
-        {"dense", "same_video", *(k for k in table[0] if k.startswith("right_"))},
-    )
-    words = {"id", "prompt", "score", "gate", "backend", "draft", "reference", "video", "kernels"}
-
-    def kind(name: str) -> Any:
-        if name in words:
-            return pyarrow.string()
-        return pyarrow.int64() if name in whole else pyarrow.bool_() if name in flags else pyarrow.float64()
-
-    schema = pyarrow.schema([(name, kind(name)) for name in table[0]])
+    kinds = {name: kind for kind, names in _TYPES.items() for name in names}
+    others = {name: "bool_" if name.startswith("right_") else "float64" for name in table[0]}
+    schema = pyarrow.schema([(name, getattr(pyarrow, kinds.get(name, other))()) for name, other in others.items()])
     out = io.BytesIO()
     parquet.write_table(pyarrow.Table.from_pylist(list(table), schema=schema), out)
     return out.getvalue()

@@ -21,7 +21,7 @@ from fastcar_cli.decoding.replay.scores import DEFAULT
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.inputs.prompt import Clip, first_of
 from fastcar_cli.pipeline.clips import ClipFiles
-from fastcar_cli.pipeline.engines import Engine, open_engine
+from fastcar_cli.pipeline.engines import open_engine
 from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_cli.sweep.grid import OFF, Cell, Grid, Group
 from fastcar_cli.sweep.metrics import Scorer
@@ -105,12 +105,11 @@ class Session:
         if request.vbench:
             notices += check_names(grid.prompts, len(grid.seeds), pipe.fps)
         worker = Worker(config, scorer, "fidelity" in request.metrics, request.record, clips, pipe)
-        first = next(grid.cells())
+        every = grid.groups()
         # Refuse before any work: an accelerator that is unknown or too small, ratios and draft lengths above a frame's.
         for axis in ("backend", "ratio", "draft"):
             for value in getattr(grid, axis):
-                worker.pipe(replace(first, **{axis: value}))
-        every = grid.groups()
+                worker.pipe(replace(every[0][0], **{axis: value}))
         groups = shard_of(every, request.shard)
         if not groups:
             notices.append(
@@ -169,7 +168,7 @@ class Session:
         """
         seconds: dict[str, float] = {}
         for backend in self.grid.backend:
-            cell = Cell(self.grid.prompts[0], self.grid.seeds[0], None, self.grid.window[0], "row", backend)
+            cell = replace(next(self.grid.cells()), backend=backend)
             self.worker.warm_up(cell)
             pipe = self.worker.pipe(cell)
             short = pipe.with_settings(frames=min(2, pipe.frames))
@@ -179,23 +178,20 @@ class Session:
             seconds[backend] = (time.perf_counter() - began) * share * self.left(store, backend)
         return seconds
 
-    def engine(self) -> contextlib.AbstractContextManager[Engine]:
-        """Where this sweep's cells are decoded; entering raises RequestError where Ray is missing."""
-        request = self.request
-        return open_engine(self.worker, request.engine, request.address, request.workers)
-
-    def run(self, store: Store, engine: Engine) -> None:
-        """Decode what is missing; every cell is on disk before the next one.
+    def run(self, store: Store) -> None:
+        """Decode what is missing, here or on Ray; every cell is on disk before the next one.
 
         Timings repeat in rounds over the whole grid: in a round each group decodes its dense cell and then its
-        others, so that a slow minute of the machine meets all of them. After the first round every cell is finished;
-        later ones add timings. Raises what a decode or the disk raises; everything decoded before stays.
+        others, so that a slow minute of the machine affects all of them. The first round finishes every cell, later
+        ones add timings. Raises what a decode or the disk raises, and RequestError where Ray is missing.
         """
-        for done in range(1, self.grid.repeats + 1):
-            for finding in engine(t for g in self.groups if (t := _task_of(g, done, store)) is not None):
-                store.put(finding, self.worker.config.video.scale)
-                if self.on_done is not None:
-                    self.on_done(finding.cell)
+        request, scale = self.request, self.worker.config.video.scale
+        with open_engine(self.worker, request.engine, request.address, request.workers) as engine:
+            for done in range(1, self.grid.repeats + 1):
+                for finding in engine(t for g in self.groups if (t := _task_of(g, done, store)) is not None):
+                    store.put(finding, scale)
+                    if self.on_done is not None:
+                        self.on_done(finding.cell)
 
     def finish(self, store: Store) -> tuple[dict[str, Any], list[str], list[str]]:
         """Write tables, names of `--names` and report; the results, what was written, notes for the user."""
@@ -230,23 +226,17 @@ def _named_clips(inputs: ClipFiles, pipe: VideoPipeline) -> dict[str, Clip]:
 
     Raises RequestError for what can't be read, and a clip that is given twice.
     """
-    spec = pipe.spec
-    if inputs and not spec.layout.context:
+    if inputs and not pipe.spec.layout.context:
         raise RequestError(f"the model {pipe.name!r} takes a text, no frames", key="input", hint="give it prompts")
     clips: dict[str, Clip] = {}
-    for excerpt in inputs.read(spec, pipe.name, pipe.frames):
-        clip = excerpt.clip
-        digest = hashlib.sha256(clip.frames[: pipe.context].tobytes())
-        digest.update(b"" if clip.actions is None else clip.actions.tobytes())
+    for clip in (excerpt.clip for excerpt in inputs.read(pipe.spec, pipe.name, pipe.frames)):
+        given = clip.frames[: pipe.context]
+        digest = hashlib.sha256(given.tobytes() + (b"" if clip.actions is None else clip.actions.tobytes()))
         name = f"{clip.name} {digest.hexdigest()[:8]}"
         if name in clips:
-            raise RequestError(
-                "is given twice",
-                key="input",
-                value=clip.name,
-                hint=("more videos of it come from more ", Key("seeds")),
-            )
-        clips[name] = replace(clip, frames=clip.frames[: pipe.context])
+            more = ("more videos of it come from more ", Key("seeds"))
+            raise RequestError("is given twice", key="input", value=clip.name, hint=more)
+        clips[name] = replace(clip, frames=given)
     return clips
 
 

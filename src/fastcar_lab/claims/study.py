@@ -99,8 +99,7 @@ class Study:
             with session.opened(path) as store:
                 on_done(job.folder, session.left(store))
                 session.on_done = partial(_one_less, on_done, job.folder)
-                with session.engine() as engine:
-                    session.run(store, engine)
+                session.run(store)
                 session.finish(store)
                 self._sessions[job.folder] = session, store
             if job.observe:

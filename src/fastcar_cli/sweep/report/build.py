@@ -1,8 +1,7 @@
 """Puts a sweep's results and videos into one page that needs nothing else.
 
-The page is `page.html` with the style, the scripts and two blocks of JSON filled in: the results, and
-the videos as base64. All text of the results reaches the page through `textContent`, and JSON is written
-without `<`, so no prompt can become markup.
+The page has style, scripts and two blocks of JSON filled in: the results, and the videos as base64. All text of the
+results reaches the page through `textContent`, and JSON is written without `<`, so no prompt can become markup.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.sweep.results import SETTING
 from fastcar_cli.system.files import file_text, write_whole
 from fastcar_cli.system.plain_data import parse_json
 
@@ -37,13 +37,12 @@ def write_report(folder: Path, video_limit: int = VIDEO_LIMIT) -> Path:
     videos, missing = _videos(folder, results, video_limit)
     results["report"] = {
         "embedded": len(videos),
-        "embedded_bytes": sum(len(v) for v in videos.values()),
+        "embedded_bytes": sum(map(len, videos.values())),
         "limit_bytes": video_limit,
         "missing": missing,
     }
-    encoded = {cell: base64.b64encode(data).decode("ascii") for cell, data in videos.items()}
-    path = folder / "report.html"
-    write_whole(path, _fill(results, encoded))
+    path, title = folder / "report.html", f"fastcar sweep: {results['model'].get('name', 'model')}"
+    write_whole(path, page(title, asset("page.html"), [asset(s) for s in SCRIPTS], results, videos))
     return path
 
 
@@ -52,9 +51,8 @@ def read_results(file: Path) -> dict[str, Any]:
     try:
         data = parse_json(file_text(file))
     except FileNotFoundError:
-        raise RequestError(
-            f"{file}: there is no such file", hint="run `fastcar sweep` into this folder first"
-        ) from None
+        hint = "run `fastcar sweep` into this folder first"
+        raise RequestError(f"{file}: there is no such file", hint=hint) from None
     except (OSError, ValueError) as e:
         raise RequestError(f"{file} is damaged: {e}", hint="run the sweep again; finished cells stay") from None
     needed = ("cells", "summary", "plan", "model", "config", "machine")
@@ -71,48 +69,54 @@ def _by_interest(results: dict[str, Any]) -> list[dict[str, Any]]:
 
     One seed of every prompt after the other; in it the dense video, then those at a knee, then the rest.
     """
-    plan = results["plan"]
-    seeds = {seed: i for i, seed in enumerate(plan.get("seeds", []))}
-    prompts = {prompt: i for i, prompt in enumerate(plan.get("prompts", []))}
-    knees = {_setting(k) for k in results.get("knee") or []}
+    seeds, prompts = ({v: i for i, v in enumerate(results["plan"].get(axis, []))} for axis in ("seeds", "prompts"))
+
+    def setting(of: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(of.get(key) for key in SETTING)
+
+    knees = {setting(k) for k in results.get("knee") or []}
 
     def key(cell: dict[str, Any]) -> tuple[int, int, int]:
         dense = cell.get("tau") is None and cell.get("ratio") is None and cell.get("draft", "off") == "off"
-        rank = 0 if dense else 1 if _setting(cell) in knees else 2
+        rank = 0 if dense else 1 if setting(cell) in knees else 2
         return seeds.get(cell["seed"], len(seeds)), prompts.get(cell["prompt"], len(prompts)), rank
 
     return sorted(results["cells"], key=key)
-
-
-def _setting(of: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(of.get(key) for key in ("tau", "ratio", "score", "window", "gate", "backend", "draft"))
 
 
 def _videos(folder: Path, results: dict[str, Any], limit: int) -> tuple[dict[str, bytes], list[str]]:
     """MP4 files by cell id while they fit, and the names of files that can't be read."""
     videos: dict[str, bytes] = {}
     missing: list[str] = []
-    left = limit
     for cell in _by_interest(results):
-        name = cell.get("video")
-        if not name:
+        if not (name := cell.get("video")):
             continue
         file = folder / name
         try:
             if not file.resolve().is_relative_to(folder.resolve()):
                 raise OSError(f"{name} is outside {folder}")
-            size = file.stat().st_size
-            if size > left:
-                continue
-            videos[cell["id"]] = file.read_bytes()
+            if file.stat().st_size <= limit:
+                videos[cell["id"]] = file.read_bytes()
+                limit -= len(videos[cell["id"]])
         except OSError:
             missing.append(name)
-            continue
-        left -= size
     return videos, missing
 
 
-def json_text(data: Any) -> str:
+def page(
+    title: str, body: str, scripts: list[str], data: Any, videos: Mapping[str, bytes], more_policy: str = ""
+) -> str:
+    """A page with results and videos by name; `more_policy` joins its content policy."""
+    parts = {
+        "head": head(title, f"; media-src data:; script-src 'unsafe-inline'{more_policy}"),
+        "script": "\n".join(scripts),
+        "data": _json(data),
+        "videos": _json({name: base64.b64encode(video).decode("ascii") for name, video in videos.items()}),
+    }
+    return filled(body + asset("tail.html"), parts)
+
+
+def _json(data: Any) -> str:
     """JSON for a script element: no `<`, no number that browsers refuse."""
     text = json.dumps(_finite(data), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
@@ -124,9 +128,7 @@ def _finite(data: Any) -> Any:
         return float(f"{data:.6g}") if math.isfinite(data) else None
     if isinstance(data, dict):
         return {str(k): _finite(v) for k, v in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_finite(v) for v in data]
-    return data
+    return [_finite(v) for v in data] if isinstance(data, (list, tuple)) else data
 
 
 def asset(name: str, package: str = "fastcar_cli.sweep.report") -> str:
@@ -134,22 +136,11 @@ def asset(name: str, package: str = "fastcar_cli.sweep.report") -> str:
     return (resources.files(package) / name).read_text(encoding="utf-8")
 
 
-def _fill(results: dict[str, Any], videos: dict[str, str]) -> str:
-    name = str(results["model"].get("name", "model"))
-    parts = {
-        "head": head(f"fastcar sweep: {name}", "; media-src data:; script-src 'unsafe-inline'"),
-        "script": "\n".join(asset(s) for s in SCRIPTS),
-        "data": json_text(results),
-        "videos": json_text(videos),
-    }
-    return filled(asset("page.html"), parts)
-
-
 def head(title: str, allowed: str = "") -> str:
-    """The beginning of every page; `allowed`: what its content policy allows besides pictures and styles."""
+    """The head of every page; `allowed`: what its content policy allows besides images and styles."""
     return filled(asset("head.html"), {"title": html.escape(title), "allowed": allowed, "style": asset("style.css")})
 
 
-def filled(page: str, parts: Mapping[str, str]) -> str:
-    """A page with `{{ name }}` replaced by the part of this name; what a part holds is not looked at again."""
-    return re.sub(r"\{\{ (\w+) \}\}", lambda match: parts[match[1]], page)
+def filled(template: str, parts: Mapping[str, str]) -> str:
+    """A template with `{{ name }}` replaced by the part of this name; what a part holds is not looked at again."""
+    return re.sub(r"\{\{ (\w+) \}\}", lambda match: parts[match[1]], template)
