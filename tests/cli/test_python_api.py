@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import copy
 import io
 import os
+import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import imageio.v3 as iio
 import numpy as np
@@ -58,6 +62,33 @@ def test_the_callers_default_dtype_changes_nothing(tmp_path: Path, dtype: torch.
     finally:
         torch.set_default_dtype(torch.float32)
     assert np.array_equal(made, wanted)
+
+
+@pytest.mark.parametrize(
+    "mode", [lambda: torch.autocast("cpu", dtype=torch.bfloat16), lambda: torch.device("meta"), torch.inference_mode]
+)
+def test_the_callers_modes_of_torch_change_nothing(tmp_path: Path, mode: Callable[[], Any]) -> None:
+    folder = tiny_folder(tmp_path / "model")
+    wanted = Pipeline.from_pretrained(folder)(BALL, seed=4).frames
+    with mode():
+        made = Pipeline.from_pretrained(folder)(BALL, seed=4).frames
+    assert np.array_equal(made, wanted)
+
+
+def test_a_pipeline_has_its_own_seed(tmp_path: Path, pipe: Pipeline) -> None:
+    made = Pipeline.from_pretrained(tiny_folder(tmp_path / "model"), seed=4, tau=-2)(BALL)
+    assert made.report["seed"] == 4 and np.array_equal(made.frames, pipe(BALL, seed=4).frames)
+
+
+def test_what_is_not_a_prompt_is_refused(pipe: Pipeline) -> None:
+    with pytest.raises(RequestError, match="the prompt is of type NoneType"):
+        pipe(None)  # type: ignore[call-overload]
+
+
+def test_a_pipeline_stays_in_its_process(pipe: Pipeline) -> None:
+    for way in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="load the model in each process"):
+            way(pipe)
 
 
 def test_a_closed_pipeline_is_refused(tmp_path: Path) -> None:

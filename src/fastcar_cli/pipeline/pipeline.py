@@ -48,7 +48,7 @@ from fastcar_cli.pipeline.resolve import (
 )
 from fastcar_cli.pipeline.saved_prefill import PrefillFile
 from fastcar_cli.pipeline.videos import Frame, Video
-from fastcar_cli.system.device import float32_by_default, in_float32, one_thread_after_fork
+from fastcar_cli.system.device import by_torch_defaults, one_thread_after_fork, torch_defaults
 from fastcar_cli.system.limits import cores, open_files
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class VideoPipeline:
             progress = None if on_load is None else lambda done: on_load(done, total)
 
         one_thread_after_fork()
-        with float32_by_default():
+        with torch_defaults():
             model = checkpoint.load(dtype, device, progress, config.size)
         model.network.draw_in(getattr(torch, config.runtime.pixel_dtype))
         return cls(model, config, load_seconds=time.perf_counter() - began, checkpoint=checkpoint)
@@ -239,7 +239,7 @@ class VideoPipeline:
                     on_step(before + step, total)
 
             batch = slice(first, first + size)
-            for frame in in_float32(self._batch(prompts[batch], seeds[batch], on_token, watch, on_begin)):
+            for frame in by_torch_defaults(self._batch(prompts[batch], seeds[batch], on_token, watch, on_begin)):
                 yield replace(frame, video=first + frame.video)
 
     def videos(
@@ -272,10 +272,14 @@ class VideoPipeline:
     def __call__(self, prompt: str | list[Prompt], seed: SupportsIndex | None = None) -> Video | list[Video]:
         """Decode one video a prompt, a `str` being one; the first draws from `seed`, the others from the next ones.
 
-        Without a seed one is drawn, which the video's report has. Prompts of a model that continues frames are `Clip`s.
-        Raises RequestError for a prompt that the model does not take, and for a seed that is not a number.
+        The default seed is that of the configuration, or a random one, which the video's report names. A model that
+        continues frames takes `Clip`s. Raises RequestError for a prompt that the model does not take, and for a seed
+        that is not a number.
         """
         prompts = [prompt] if isinstance(prompt, str) else prompt
+        if not isinstance(prompts, (list, tuple)):
+            raise RequestError(f"the prompt is of type {type(prompt).__name__}", allowed="a text, or a list")
+        seed = self.config.generation.seed if seed is None else seed
         drawn = secrets.randbelow(2**31) if seed is None else seed
         first = operator.index(drawn) if isinstance(drawn, SupportsIndex) else -1
         if not 0 <= first <= 2**63 - len(prompts):
@@ -289,6 +293,10 @@ class VideoPipeline:
         with self._lock:
             self._runs.clear()
             del self.model
+
+    def __getstate__(self) -> None:
+        """Raise TypeError: other processes load the model themselves."""
+        raise TypeError("a pipeline can't be pickled or copied: load the model in each process")
 
     def run(self, prompts: Sequence[Prompt], seeds: Sequence[int]) -> Decode:
         """Decode as `stream` does, without looking at the frames; the engine's state of the last batch."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from typing import TypeVar
 
@@ -21,8 +21,21 @@ class _Default:
 
 
 @contextmanager
-def float32_by_default() -> Iterator[None]:
-    """Let new tensors be float32 in the block, whatever the caller passed to `torch.set_default_dtype`."""
+def torch_defaults() -> Iterator[None]:
+    """Compute in the block as torch does by default, whatever dtype, device or autocast the caller has chosen."""
+    with ExitStack() as others:
+        # A mode costs time at each call of torch, so only a caller's mode is answered with one.
+        if torch.get_default_device().type != "cpu":
+            others.enter_context(torch.device("cpu"))
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                others.enter_context(torch.autocast(kind, enabled=False))
+        others.enter_context(_float32())
+        yield
+
+
+@contextmanager
+def _float32() -> Iterator[None]:
     with _Default.lock:
         if not _Default.blocks:
             _Default.dtype = torch.get_default_dtype()
@@ -37,10 +50,10 @@ def float32_by_default() -> Iterator[None]:
                 torch.set_default_dtype(_Default.dtype)
 
 
-def in_float32(items: Iterator[T]) -> Iterator[T]:
-    """The items of a generator, whose body runs under `float32_by_default`; its consumer does not."""
+def by_torch_defaults(items: Iterator[T]) -> Iterator[T]:
+    """The items of a generator, whose body runs under `torch_defaults`; its consumer does not."""
     while True:
-        with float32_by_default():
+        with torch_defaults():
             item = next(items, items)
         if item is items:
             return
