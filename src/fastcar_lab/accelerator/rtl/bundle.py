@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from fastcar_cli.system.files import csv_of, file_text, make_folder, sha256_of, 
 from fastcar_cli.system.plain_data import parse_json
 from fastcar_fpga.decisions import Decisions
 from fastcar_fpga.device import Constant
+from fastcar_fpga.integer import TABLE
 from fastcar_fpga.layer import INDEX_BITS, Registers
 from fastcar_fpga.memory import Order
 from fastcar_fpga.preset import Preset, Weights
@@ -200,23 +202,31 @@ def _check_dispatch(preset: Preset, packet: Packet) -> None:
         )
 
 
+def _sources() -> dict[str, bytes]:
+    """Files of the RTL by name, the table of the logistic function among them."""
+    files = {file.name: file.read_bytes() for file in sorted(SOURCE.iterdir())}
+    files |= {f"{ARITHMETIC.name}/{file.name}": file.read_bytes() for file in sorted(ARITHMETIC.iterdir())}
+    # The last number is read with one behind it, of which nothing is ever added.
+    table = "".join(f"{number:05x}\n" for number in [*TABLE.tolist(), int(TABLE[-1])])
+    return files | {f"{ARITHMETIC.name}/logistic.hex": table.encode()}
+
+
 def write_sources(folder: Path) -> list[str]:
-    """Copy the sources; one that was changed in the folder since stays, and its name is returned."""
+    """Write the sources; one that was changed in the folder since stays, and its name is returned."""
     written_file = folder / "sources.json"
     written: dict[str, str] = {}
     # Without that list, or with a damaged one, whatever differs counts as changed.
     with contextlib.suppress(OSError, ValueError, TypeError):
         written = dict(parse_json(file_text(written_file)))
     kept = []
-    for file in [*sorted(SOURCE.iterdir()), *sorted(ARITHMETIC.iterdir())]:
-        name = f"{ARITHMETIC.name}/{file.name}" if file.parent == ARITHMETIC else file.name
-        target = folder / name
-        if target.exists() and not (target.is_file() and sha256_of(target) in (written.get(name), sha256_of(file))):
+    for name, data in _sources().items():
+        target, digest = folder / name, sha256(data).hexdigest()
+        if target.exists() and not (target.is_file() and sha256_of(target) in (written.get(name), digest)):
             kept.append(name)
             continue
-        write_whole(target, file.read_bytes())
-        written[name] = sha256_of(file)
-        if file.suffix == ".sh":
+        write_whole(target, data)
+        written[name] = digest
+        if target.suffix == ".sh":
             target.chmod(0o755)
     write_whole(written_file, json.dumps(written, indent=1) + "\n")
     return kept
