@@ -29,7 +29,7 @@ from fastcar_fpga.layer import Accelerator, Registers
 from fastcar_fpga.preset import load_preset
 from fastcar_fpga.timing import Rates
 from fastcar_lab.accelerator.rtl import bundle, stimulus, tools
-from fastcar_lab.accelerator.rtl.packets import counts, words_of
+from fastcar_lab.accelerator.rtl.stimulus import counts, words_of
 
 
 def trace(file: Path, passes: int = 7, rows: int = 8, ratio: float = 0.5, seed: int = 3) -> Decisions:

@@ -13,11 +13,10 @@ from fastcar_cli.config.presets import fpga_presets
 from fastcar_fpga.device import constants
 from fastcar_fpga.emulator import Emulator
 from fastcar_fpga.preset import load_preset
-from fastcar_lab.accelerator.fit import fit
 from fastcar_lab.accelerator.points import write
 from fastcar_lab.accelerator.predicted import POINTS, points_of, predict, span
-from fastcar_lab.accelerator.published import emulate_table
-from fastcar_lab.accelerator.readings import best, needed, paired, rounds
+from fastcar_lab.accelerator.published import emulate_table, fit
+from fastcar_lab.accelerator.readings import best, needed, rounds
 
 DATA = Path(__file__).resolve().parents[2] / "docs" / "data"
 FITTED = {
@@ -137,4 +136,4 @@ def test_whole_pairs_explain_the_table_as_well_as_nine_rows_and_no_reading_its_l
     # 7 of 8 frames can replay.
     assert all(r.errors[-1] > 0.05 and needed(r) > 0.8749 for r in readings)
     assert rounds(4, 9, 0.0) == 3 and rounds(4, 9, 1.0) == 0
-    assert paired(4, 8, 0.5) == pytest.approx(rounds(2, 4, 0.5))
+    assert rounds(4, 8, 0.5, together=True) == pytest.approx(rounds(2, 4, 0.5))

@@ -17,7 +17,7 @@ from fastcar_fpga import integer
 from fastcar_fpga.integer import Coded, Rows
 from fastcar_fpga.preset import load_preset
 from fastcar_fpga.timing import spans
-from fastcar_lab.accelerator.arithmetic import Layers, Units, write_arithmetic
+from fastcar_lab.accelerator.arithmetic import Units, compare_layers, write_arithmetic
 from fastcar_lab.accelerator.decoded import compared, decoded, layer_of
 from fastcar_lab.accelerator.rtl import bundle, joined
 from fastcar_lab.accelerator.rtl.tools import call, compiler, verilator, yosys
@@ -150,7 +150,7 @@ def test_layers_of_a_real_decode_have_the_cycles_and_outputs_of_the_emulator(tmp
     tokens = decoded("mini", PRESET, every=12)
     rows = [[t for t in tokens if t.layer == layer] for layer in range(6)]
     layers = [layer_of(PRESET, row) for row in rows]
-    said = Layers(tmp_path, PRESET, layers[0]).compare(layers)
+    said = compare_layers(tmp_path, PRESET, layers)
     assert f"6 layers, {len(tokens) * 256} outputs" in said and said.endswith("no difference")
     # The outputs are those of the backend that decodes.
     for row, layer in zip(rows, layers, strict=True):

@@ -60,24 +60,16 @@ class Built:
         return done.stdout
 
 
-class Layers:
-    """Whole layers on the cores of a preset; `first` has the shapes of those it will run.
+def compare_layers(folder: Path, preset: Preset, layers: Sequence[MLPLayer]) -> str:
+    """Run whole layers on the cores of a preset: what the harness says of rows' cycles and outputs, the emulator's.
 
     Raises RequestError where a program is missing or for layers that layer.sv can't run, RunError where it can't be
-    built.
+    built, and for the first difference.
     """
-
-    def __init__(self, folder: Path, preset: Preset, first: MLPLayer) -> None:
-        self.preset, lanes = preset, int(preset.core.vector_lanes.value)
-        first.check(int(preset.core.mac_array.value), lanes)
-        self._built = Built(folder, "layer", parameters(first, preset, lanes))
-
-    def compare(self, layers: Sequence[MLPLayer]) -> str:
-        """What the harness says of layers whose rows' cycles and outputs are those of the emulator.
-
-        Raises RunError for the first difference.
-        """
-        return self._built.run(requests(layers, self.preset), expected(layers, self.preset)).decode().strip()
+    lanes = int(preset.core.vector_lanes.value)
+    layers[0].check(int(preset.core.mac_array.value), lanes)
+    built = Built(folder, "layer", parameters(layers[0], preset, lanes))
+    return built.run(requests(layers, preset), expected(layers, preset)).decode().strip()
 
 
 class Units:

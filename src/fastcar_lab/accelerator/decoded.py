@@ -24,7 +24,7 @@ from fastcar_fpga.integer import Coded, IntegerMLP, Rows, code_floats
 from fastcar_fpga.layer import INDEX_BITS
 from fastcar_fpga.preset import Preset
 from fastcar_fpga.timing import Rates, mlp_program
-from fastcar_lab.accelerator.arithmetic import Layers, Units, write_arithmetic
+from fastcar_lab.accelerator.arithmetic import Units, compare_layers, write_arithmetic
 from fastcar_lab.accelerator.rtl.joined import MLPLayer
 
 
@@ -119,19 +119,10 @@ def layer_of(preset: Preset, tokens: Sequence[Token]) -> MLPLayer:
     )
 
 
-@dataclass(frozen=True)
-class Held:
-    """What was equal: MLPs, numbers by kind, what was said of whole layers, and why none ran, where none did."""
-
-    mlps: int
-    counts: dict[str, int]
-    layers: str
-    no_layers: str | None
-
-
-def hold(folder: Path, model: str, preset: Preset, every: int, seed: int) -> Held:
+def hold(folder: Path, model: str, preset: Preset, every: int, seed: int) -> tuple[dict[str, int], str, str | None]:
     """Build what lies in `folder`, or is written there, and compare the MLPs of a decode.
 
+    Returns how many MLPs and numbers of each kind were equal, what was said of whole layers, and why none ran, if so.
     Raises RequestError for a preset of another format or a decode without such a pass, RunError for the first number
     that is not equal.
     """
@@ -139,8 +130,7 @@ def hold(folder: Path, model: str, preset: Preset, every: int, seed: int) -> Hel
         raise RequestError(f"preset {preset.name} has format {preset.format.kind}, needed: int8-exact")
     if not (folder / "arithmetic" / "units.sv").exists():
         write_arithmetic(folder)
-    macs = int(preset.core.mac_array.value)
-    units = Units(folder, macs)
+    units = Units(folder, int(preset.core.mac_array.value))
     tokens = decoded(model, preset, every, seed)
     if not tokens:
         raise RequestError("the decode has fewer passes", key="every", value=every, hint="a smaller number")
@@ -150,12 +140,11 @@ def hold(folder: Path, model: str, preset: Preset, every: int, seed: int) -> Hel
     layers = [layer_of(preset, rows[:INDEX_BITS]) for rows in by_layer.values()]
     said, no_layers = "", None
     try:
-        layers[0].check(macs, int(preset.core.vector_lanes.value))
-        said = Layers(folder, preset, layers[0]).compare(layers)
+        said = compare_layers(folder, preset, layers)
     except RequestError as e:
         no_layers = f"{e}; {e.hint}"
-    counts: dict[str, int] = {}
+    counts = {"MLPs": len(tokens)}
     for token in tokens:
         for what, count in compared(units, token):
             counts[what] = counts.get(what, 0) + count
-    return Held(len(tokens), counts, said, no_layers)
+    return counts, said, no_layers

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from fastcar_cli.errors import RequestError
 from fastcar_cli.system.files import csv_of, write_whole
 from fastcar_fpga.device import Constant
 from fastcar_fpga.memory import ReadStream, load_part, share
@@ -82,10 +83,6 @@ def streams() -> Iterator[list[Any]]:
         yield [name, order, stream_share(name, order), closed(name, order), published, source]
 
 
-def _share(value: float | None, form: str = ".1%") -> str:
-    return "-" if value is None else f"{value:{form}}"
-
-
 def _number(value: float | None, form: str = ".1f") -> str:
     return "-" if value is None else f"{value:{form}}"
 
@@ -130,9 +127,9 @@ def page(rows: list[dict[str, Any]]) -> Iterator[str]:
         watts = (r["predicted_watts"], r["published_watts"], r["watts_error"])
         cells = [r["work"], f"`{r['preset']}`", r["model"], r["context"], _number(r["predicted_tokens_per_s"])]
         cells += [_range(r), held or _number(r["published_tokens_per_s"], "g")]
-        cells += [_share(r["error"], "+.0%") if r["beyond"] or not r["fitted"] else "-"]
+        cells += [_number(r["error"], "+.0%") if r["beyond"] or not r["fitted"] else "-"]
         cells += [_inside(r), f"{r['share_of_peak']:.0%}", _number(watts[0]), held or _number(watts[1], "g")]
-        yield f"| {' | '.join(str(cell) for cell in [*cells, _share(watts[2], '+.0%'), fits])} |"
+        yield f"| {' | '.join(str(cell) for cell in [*cells, _number(watts[2], '+.0%'), fits])} |"
     yield ""
     known = [r for r in rows if r["error"] is not None and not r["fitted"]]
     taken = (f"{r['work']} {r['share_of_peak'] / (1 + r['error']):.0%}" for r in known)
@@ -171,7 +168,7 @@ def page(rows: list[dict[str, Any]]) -> Iterator[str]:
         for f in r["first_token"]:
             yield (
                 f"| {r['work']} | {f['tokens']} | {f['predicted_ms']:.1f} | {_number(f['published_ms'])} | "
-                f"{_share(f['error'], '+.0%')} |"
+                f"{_number(f['error'], '+.0%')} |"
             )
     yield ""
     yield "## Streams of one channel"
@@ -179,7 +176,7 @@ def page(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield "| part | next burst | share of the peak | by formula | published | source |"
     yield "|---|---|---|---|---|---|"
     for name, order, emulated, formula, published, source in streams():
-        yield f"| {name} | {order} | {emulated:.1%} | {formula:.1%} | {_share(published)} | {source} |"
+        yield f"| {name} | {order} | {emulated:.1%} | {formula:.1%} | {_number(published, '.1%')} | {source} |"
 
 
 def _mhz(value: float, source: str) -> dict[str, Constant]:
@@ -216,11 +213,16 @@ def changed() -> Iterator[list[str]]:
         preset, point = load_preset(name), points_of(name)[0]
         update = {part: keys and getattr(preset, part).model_copy(update=keys) for part, keys in sections.items()}
         row = predict(preset.model_copy(update=update), replace(point, context=context))
-        yield [point.work, what, _number(row["predicted_tokens_per_s"]), _share(row["error"], "+.0%")]
+        yield [point.work, what, _number(row["predicted_tokens_per_s"]), _number(row["error"], "+.0%")]
 
 
 def write(folder: Path) -> list[Path]:
-    """Write accelerators.md and accelerators.csv; returns their paths. Raises RunError where one can't be written."""
+    """Write accelerators.md and accelerators.csv; returns their paths.
+
+    Raises RequestError for a folder that does not exist, RunError where a file can't be written.
+    """
+    if not folder.is_dir():
+        raise RequestError(f"the folder {folder} does not exist")
     rows = [predict(load_preset(point.preset), point) for point in POINTS]
     text, table = folder / "accelerators.md", folder / "accelerators.csv"
     write_whole(text, "\n".join(page(rows)) + "\n")

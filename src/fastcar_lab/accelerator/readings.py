@@ -20,18 +20,12 @@ FITTED = 7
 SINKS = 4
 
 
-def rounds(cores: int, rows: int, replay: float) -> float:
-    """The mean of ceil(computing rows / cores) where each row computes on its own with chance 1 - replay."""
+def rounds(cores: int, rows: int, replay: float, together: bool = False) -> float:
+    """The mean of ceil(computing rows / cores) where each row, or guided pair, computes with chance 1 - replay."""
+    size = 2 if together else 1
+    count = rows // size
     return sum(
-        comb(rows, n) * (1 - replay) ** n * replay ** (rows - n) * -(-n // cores) for n in range(rows + 1)
-    )  # fmt: skip
-
-
-def paired(cores: int, rows: int, replay: float) -> float:
-    """The same where both rows of a guided pair decide as one."""
-    return sum(
-        comb(rows // 2, n) * (1 - replay) ** n * replay ** (rows // 2 - n) * -(-2 * n // cores)
-        for n in range(rows // 2 + 1)
+        comb(count, n) * (1 - replay) ** n * replay ** (count - n) * -(-size * n // cores) for n in range(count + 1)
     )
 
 
@@ -62,8 +56,8 @@ def _attention(row: Published) -> float:
 def read(cores: int, rows: int, together: bool = False) -> Reading:
     """Fit a reading."""
     passes = FRAMES * full_spec().tokens_per_frame - 1
-    expected = paired if together else rounds
-    busy = np.array([expected(cores, rows, row.replay) + -(-rows // cores) * _attention(row) for row in TABLE])
+    fixed = -(-rows // cores)
+    busy = np.array([rounds(cores, rows, row.replay, together) + fixed * _attention(row) for row in TABLE])
     wanted = np.array([row.seconds for row in TABLE])
     system = passes * np.stack([np.ones(len(TABLE)), busy], 1) / wanted[:, None]
     constants = np.linalg.lstsq(system[:FITTED], np.ones(FITTED), rcond=None)[0]
@@ -75,9 +69,8 @@ def needed(reading: Reading) -> float:
     row, passes = TABLE[-1], FRAMES * full_spec().tokens_per_frame - 1
     left = row.seconds / passes - reading.rest
     fixed = -(-reading.rows // reading.cores) * _attention(row)
-    expected = paired if reading.together else rounds
     ratios = np.linspace(0, 1, 1001)
-    busy = np.array([expected(reading.cores, reading.rows, float(r)) + fixed for r in ratios])
+    busy = np.array([rounds(reading.cores, reading.rows, float(r), reading.together) + fixed for r in ratios])
     reached = ratios[busy * reading.round <= left]
     return float(reached[0]) if len(reached) else float("inf")
 

@@ -26,7 +26,7 @@ def broadcast(
 def fit_table(debug: Debug = False) -> None:
     """Fit the two free constants of the preset paper-u280 to the published table."""
     from fastcar_fpga.preset import load_preset
-    from fastcar_lab.accelerator.fit import fit
+    from fastcar_lab.accelerator.published import fit
 
     utilisation, per_step = fit(load_preset("paper-u280"))
     typer.echo(f"core.utilisation {utilisation:.4f}, rest.seconds_per_step {per_step:.5f}")
@@ -66,9 +66,9 @@ def rtl_decoded(
     from fastcar_fpga.preset import load_preset
     from fastcar_lab.accelerator.decoded import hold
 
-    held = hold(folder, model, load_preset(preset), every, seed)
-    if held.no_layers:
-        typer.echo(f"layers were not run: {held.no_layers}", err=True)
-    typer.echo(f"{held.mlps} MLPs: " + ", ".join(f"{n:,} {what}" for what, n in held.counts.items()) + " are equal")
-    if held.layers:
-        typer.echo(held.layers)
+    counts, layers, no_layers = hold(folder, model, load_preset(preset), every, seed)
+    if no_layers:
+        typer.echo(f"layers were not run: {no_layers}", err=True)
+    typer.echo(f"{counts.pop('MLPs')} MLPs: " + ", ".join(f"{n:,} {what}" for what, n in counts.items()) + " are equal")
+    if layers:
+        typer.echo(layers)

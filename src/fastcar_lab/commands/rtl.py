@@ -31,7 +31,7 @@ def rtl(
     from fastcar_fpga.decisions import read
     from fastcar_fpga.preset import load_preset
     from fastcar_fpga.workload import preset_for
-    from fastcar_lab.accelerator.rtl import bundle, power, tools
+    from fastcar_lab.accelerator.rtl import bundle, tools
     from fastcar_lab.accelerator.rtl import synth as synthesis
 
     if output is None:
@@ -55,7 +55,7 @@ def rtl(
         if not as_json:
             _resources(document["resources"], document["by_preset"])
     if saif:
-        document["saif"] = str(power.activity(output, document["parameters"], accelerator.clock.value))
+        document["saif"] = str(tools.activity(output, document["parameters"], accelerator.clock.value))
         if not as_json:
             typer.echo(f"{document['saif']}, for {output / 'power.tcl'}, which needs the vendor's tool and was not run")
     if check:

@@ -21,7 +21,6 @@ from fastcar_fpga.memory import Order
 from fastcar_fpga.preset import Preset, Weights
 from fastcar_fpga.timing import Rates, mlp_program
 from fastcar_lab.accelerator.rtl import joined
-from fastcar_lab.accelerator.rtl.packets import words_of
 from fastcar_lab.accelerator.rtl.stimulus import (
     WEIGHTS,
     Layer,
@@ -32,6 +31,7 @@ from fastcar_lab.accelerator.rtl.stimulus import (
     packet_of,
     random_layers,
     short_packets,
+    words_of,
 )
 from fastcar_lab.accelerator.rtl.tools import ARITHMETIC, SOURCE
 from fastcar_lab.accelerator.rtl.vectors import macs_of, vectors

@@ -18,8 +18,7 @@ from fastcar_fpga.layer import Row
 from fastcar_fpga.memory import Dram
 from fastcar_fpga.preset import Preset
 from fastcar_fpga.timing import SETTLE, Rates, drain, round_spans
-from fastcar_lab.accelerator.rtl.packets import counts, words_of
-from fastcar_lab.accelerator.rtl.stimulus import control_parameters, packet_of, random_layers
+from fastcar_lab.accelerator.rtl.stimulus import control_parameters, counts, packet_of, random_layers, words_of
 
 MACS, LANES, LAYERS = 16, 4, 10
 """Of the cores that random layers run on, and how many."""

@@ -1,4 +1,4 @@
-"""The programs that RTL needs, and a clear error where one is missing."""
+"""The programs that RTL needs, with a clear error where one is missing, and the simulation of a folder."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.system.files import write_whole
 
 ARITHMETIC = Path(__file__).parent / "arithmetic"
 SOURCE = Path(__file__).parent / "source"
@@ -79,3 +80,35 @@ def simulate(folder: Path, *, layers: int | None = None, saif: bool = False) -> 
     if code and not different:
         raise RunError(f"{folder}: the RTL does not build or ends early (status {code})", hint="\n".join(lines[-12:]))
     return code == 0, different[0] if different else "\n".join(lines)
+
+
+LAYERS = 40
+"""Layers whose activity is recorded: a signal a cycle is slow to watch."""
+
+SCRIPT = """\
+# NOT RUN BY US: this needs AMD Vivado, which the project does not have. It says how activity.saif is meant to be
+# used; expect to adjust it. Run in this folder: vivado -mode batch -source power.tcl
+read_verilog -sv [glob *.sv]
+synth_design -top accelerator -part xcu280-fsvh2892-2L-e -mode out_of_context {generics}
+create_clock -name clk -period {period:.3f} [get_ports clk]
+opt_design
+place_design
+route_design
+read_saif -strip_path TOP/accelerator activity.saif
+report_power -file power.rpt
+report_timing_summary -file timing.rpt
+report_utilization -file utilization.rpt
+"""
+
+
+def activity(folder: Path, parameters: dict[str, int], megahertz: float) -> Path:
+    """Run the first layers with every signal watched; writes activity.saif and power.tcl beside it.
+
+    Raises RunError where the RTL differs from the emulator: its activity would mean nothing.
+    """
+    generics = " ".join(f"-generic {k}={v}" for k, v in parameters.items())
+    write_whole(folder / "power.tcl", SCRIPT.format(generics=generics, period=1e3 / megahertz))
+    same, line = simulate(folder, layers=LAYERS, saif=True)
+    if not same:
+        raise RunError(f"{folder}: {line}")
+    return folder / "activity.saif"
