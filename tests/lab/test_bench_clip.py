@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,15 +14,17 @@ from fastcar_cli.cli.app import main
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.errors import RequestError
 from fastcar_lab.bench.prediction import PredictedClip, forced, measure, networks
-from fastcar_lab.dummy.ivideogpt import TOKENIZERS, TRANSFORMER
+from fastcar_lab.dummy.ivideogpt import shape_of
 
-SMALL = {
-    **TRANSFORMER,
-    **{"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},
-    **{"num_attention_heads": 2, "num_key_value_heads": 2},
-}
-CODES = {**TOKENIZERS[64], "num_vq_embeddings": 120, "num_dyn_embeddings": 120}
-PLAN = PredictedClip(SMALL, frames=5, ratio=0.4, turns=1, tokenizer=CODES)
+CODES = replace(shape_of().tokenizer, codes=120, dynamics=120)
+SMALL = replace(
+    shape_of(),
+    decoder=replace(
+        shape_of().decoder, width=64, mlp_width=96, layers=2, heads=2, kv_heads=2, vocab=CODES.vocabulary
+    ),
+    tokenizer=CODES,
+)  # fmt: skip
+PLAN = PredictedClip(SMALL, frames=5, ratio=0.4, turns=1)
 
 
 def test_decisions_are_where_something_may_replay() -> None:
@@ -30,7 +33,7 @@ def test_decisions_are_where_something_may_replay() -> None:
     assert decisions.shape == (2, 1, 50) and decisions.sum() == round(0.4 * 2 * 50)
     assert not decisions[:, :, :17].any() and not decisions[:, :, 17::17].any()
     with pytest.raises(RequestError, match=r"`replay_ratio` 0.9: the first predicted frame") as e:
-        forced(PredictedClip(SMALL, frames=5, ratio=0.9, tokenizer=CODES), spec)
+        forced(PredictedClip(SMALL, frames=5, ratio=0.9), spec)
     assert e.value.hint == f"allowed: at most {31 / 50:.3f}"
 
 
@@ -77,7 +80,6 @@ def test_both_run_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(clip.SHAPES, "small", SMALL)
-    monkeypatch.setitem(TOKENIZERS, 64, CODES)
     monkeypatch.setenv("COLUMNS", "200")
     arguments = ["--clip", "small", "--frames", "4", "--replay-ratio", "0.3", "--turns", "1", "--threads", "1"]
     for more in ([], ["--json"]):

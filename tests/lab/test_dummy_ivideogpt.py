@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from math import prod
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,14 +11,9 @@ import torch
 from safetensors import safe_open
 from support.paths import GOLDEN_FRAMES as SHARED
 
-from fastcar_lab.dummy.ivideogpt import (
-    MEDIUM,
-    TOKENIZERS,
-    TRANSFORMER,
-    tokenizer_shapes,
-    transformer_shapes,
-    write,
-)
+from fastcar_cli.models.checkpoint import empty_network
+from fastcar_cli.models.ivideogpt.checkpoint import IVideoGPTCheckpoint
+from fastcar_lab.dummy.ivideogpt import shape_of, write
 
 
 @pytest.mark.parametrize("name", ["free-c2", "act-c2", "act-c1-128"])
@@ -26,10 +21,11 @@ def test_names_and_shapes_are_those_of_the_released_code(name: str, tmp_path: Pa
     official = SHARED / "checkpoint" / name
     if not official.exists():
         pytest.skip("no shared/golden-ivideogpt here")
-    transformer, tokenizer = (
-        json.loads((official / part / "config.json").read_text()) for part in ("transformer", "tokenizer")
-    )
-    write(tmp_path, transformer, tokenizer, actions={"act-c2": 5, "act-c1-128": 4}.get(name), dtype=torch.float16)
+    for part in ("transformer", "tokenizer"):
+        (tmp_path / part).mkdir()
+        shutil.copyfile(official / part / "config.json", tmp_path / part / "config.json")
+    actions = {"act-c2": 5, "act-c1-128": 4}.get(name, 0)
+    write(tmp_path, replace(IVideoGPTCheckpoint(tmp_path).read_spec(), actions=actions), torch.float16)
     for file in ("transformer/model.safetensors", "tokenizer/diffusion_pytorch_model.safetensors"):
         with safe_open(official / file, "pt") as theirs, safe_open(tmp_path / file, "pt") as ours:
             # Files of safetensors are no mappings.
@@ -38,10 +34,11 @@ def test_names_and_shapes_are_those_of_the_released_code(name: str, tmp_path: Pa
 
 
 def test_released_shapes_have_the_published_sizes() -> None:
-    def millions(shapes: dict[str, tuple[int, ...]]) -> float:
-        return round(sum(map(prod, shapes.values())) / 1e6, 2)
+    def millions(pixels: int, medium: bool) -> dict[bool, float]:
+        sizes = {True: 0, False: 0}
+        for name, tensor in empty_network(shape_of(pixels, medium=medium)).state_dict().items():
+            sizes[name.startswith("tokenizer.")] += tensor.numel()
+        return {of_tokenizer: round(size / 1e6, 2) for of_tokenizer, size in sizes.items()}
 
-    assert millions(tokenizer_shapes(TOKENIZERS[64])) == 114.16
-    assert millions(tokenizer_shapes(TOKENIZERS[256])) == 310.47
-    assert millions(transformer_shapes(TRANSFORMER, 16386)) == 138.43
-    assert millions(transformer_shapes(MEDIUM, 16386)) == 436.26
+    assert millions(64, False) == {True: 114.16, False: 138.43}
+    assert millions(256, True) == {True: 310.47, False: 436.26}

@@ -11,23 +11,21 @@ import torch
 from fastcar_cli.media import open_writer
 from fastcar_cli.models.ivideogpt.blocks import CrossAttention
 from fastcar_cli.models.ivideogpt.network import IVideoGPT
-from fastcar_lab.dummy.ivideogpt import TOKENIZERS, TRANSFORMER, write
+from fastcar_lab.dummy.ivideogpt import shape_of, write
 
 ACTIONS = 3
 
 
 def write_model(folder: Path, context: int, actions: int | None) -> str:
-    transformer = {
-        **TRANSFORMER,
-        **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
-        **{"num_attention_heads": 2, "num_key_value_heads": 2},
-    }
-    tokenizer = {
-        **TOKENIZERS[64],
-        **{"block_out_channels": [8, 32, 32], "layers_per_block": 1, "latent_channels": 4, "norm_num_groups": 4},
-        **{"num_vq_embeddings": 40, "num_dyn_embeddings": 120, "context_length": context},
-    }
-    write(folder, transformer, tokenizer, actions=actions)
+    spec = shape_of()
+    tokenizer = replace(
+        spec.tokenizer, channels=(8, 32, 32), blocks=1, latent=4, code_width=4, groups=4, codes=40, dynamics=120,
+        context=context,
+    )  # fmt: skip
+    decoder = replace(
+        spec.decoder, width=32, mlp_width=48, layers=2, heads=2, kv_heads=2, vocab=tokenizer.vocabulary
+    )  # fmt: skip
+    write(folder, replace(spec, decoder=decoder, tokenizer=tokenizer, actions=actions or 0))
     return str(folder)
 
 

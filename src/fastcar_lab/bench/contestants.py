@@ -7,7 +7,7 @@ context length. A contestant is a function that makes a number of passes and sta
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -123,6 +123,28 @@ def mlp_only(model: Network, *, rows: int) -> Passes:
     return run
 
 
+def twin_of(kind: Any, model: Network, weights: Mapping[str, Tensor], positions: int) -> Any:
+    """A LLaMA class of transformers with a network's sizes and these weights of it, for so many positions at least."""
+    import transformers
+
+    spec = model.spec.decoder
+    options: dict[str, Any] = {
+        "hidden_size": spec.width, "intermediate_size": spec.mlp_width, "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads, "head_dim": spec.head_dim, "num_key_value_heads": spec.kv_heads,
+        "vocab_size": spec.vocab, "rms_norm_eps": spec.rms_eps, "rope_theta": spec.rope_theta,
+        "max_position_embeddings": max(positions, spec.max_positions), "attn_implementation": "sdpa",
+        "bos_token_id": None, "eos_token_id": None,
+    }  # fmt: skip
+    config = transformers.LlamaConfig(**options)
+    with torch.device("meta"):
+        twin = kind(config)
+    twin.load_state_dict(weights, strict=False, assign=True)
+    inner = getattr(twin, "model", twin)
+    inner.rotary_emb = type(inner.rotary_emb)(config)
+    inner.rotary_emb.inv_freq = model.llm.rotary.inv_freq.clone()
+    return twin.eval().requires_grad_(False)
+
+
 def llama(model: Network, *, rows: int, context: int, passes: int, compiled: bool) -> Passes:
     """Transformers' LlamaModel with a static cache: the same weights, embeddings given."""
     import transformers
@@ -131,28 +153,9 @@ def llama(model: Network, *, rows: int, context: int, passes: int, compiled: boo
     spec = model.spec.decoder
     # One token more than is used, so that both attend to about as many slots.
     slots = context + passes + 1
-    options: dict[str, Any] = {
-        "hidden_size": spec.width,
-        "intermediate_size": spec.mlp_width,
-        "num_hidden_layers": spec.layers,
-        "num_attention_heads": spec.heads,
-        "head_dim": spec.head_dim,
-        "num_key_value_heads": spec.kv_heads,
-        "vocab_size": spec.vocab,
-        "rms_norm_eps": spec.rms_eps,
-        "max_position_embeddings": max(slots, spec.max_positions),
-        "rope_theta": spec.rope_theta,
-        "attn_implementation": "sdpa",
-    }
-    config = transformers.LlamaConfig(**options)
-    with torch.device("meta"):
-        twin = LlamaModel(config)
     weights = {k: v for k, v in model.llm.state_dict().items() if "inv_freq" not in k}
-    twin.load_state_dict(weights, strict=False, assign=True)
-    rotary: Any = type(twin.rotary_emb)(config)
-    rotary.inv_freq = model.llm.rotary.inv_freq.clone()
-    twin.rotary_emb = rotary
-    twin.eval().requires_grad_(False)
+    twin = twin_of(LlamaModel, model, weights, slots)
+    config = twin.config
     accepted = inspect.signature(StaticCache.__init__).parameters
     sizes: dict[str, Any] = {"config": config, "max_cache_len": slots}
     if "max_batch_size" in accepted:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
 
 from fastcar_cli.models.checkpoint import empty_network, ready
-from fastcar_cli.models.network import Network
+from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_cli.weights.formats import FORMATS
+
+
+def stored_in(form: WeightFormat, spec: Spec, weights: Mapping[str, Tensor], device: torch.device) -> Network:
+    """A network of these weights by name, which lie on a device, in a format."""
+    network = empty_network(spec)
+    kept = form.on(network)
+    stored = {key: value for name, tensor in weights.items() for key, value in kept.stored(name, tensor).items()}
+    kept.use().load_state_dict(stored, strict=False, assign=True)
+    return ready(network, device)
 
 
 def in_bits(network: Network, name: str) -> Network:
@@ -15,14 +27,10 @@ def in_bits(network: Network, name: str) -> Network:
 
     A part with inputs that the format can't divide into groups stays in floats.
     """
-    twin = empty_network(network.spec)
     group = FORMATS[name].group or 1
     inputs = {
         part: [m.in_features for m in module.modules() if isinstance(m, nn.Linear)]
-        for part, module in twin.parts().items()
+        for part, module in network.parts().items()
     }
     packed = {part: name for part, widths in inputs.items() if all(width % group == 0 for width in widths)}
-    kept = WeightFormat(name, network.dtype, **packed).on(twin)
-    state = {key: value for key, x in network.state_dict().items() for key, value in kept.stored(key, x).items()}
-    kept.use().load_state_dict(state, strict=False, assign=True)
-    return ready(twin, network.device)
+    return stored_in(WeightFormat(name, network.dtype, **packed), network.spec, network.state_dict(), network.device)

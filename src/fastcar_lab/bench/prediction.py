@@ -7,10 +7,9 @@ tokens from the same prompt: ours in every format, dense and with a forced repla
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +23,19 @@ from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.checkpoint import empty_network, ready
+from fastcar_cli.models.checkpoint import empty_network
 from fastcar_cli.models.ivideogpt.checkpoint import IVideoGPTCheckpoint
+from fastcar_cli.models.ivideogpt.network import IVideoGPTSpec
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_cli.profile.machine import processor
 from fastcar_cli.profile.profiler import random_tensor
-from fastcar_lab.bench.contestants import pattern
-from fastcar_lab.dummy.ivideogpt import MEDIUM, TOKENIZERS, TRANSFORMER, write_configs
+from fastcar_lab.bench.contestants import pattern, twin_of
+from fastcar_lab.bench.few_bits import stored_in
+from fastcar_lab.dummy.ivideogpt import shape_of
 
-SHAPES = {"small": TRANSFORMER, "medium": MEDIUM}
-"""Transformers by name: 138 M and 436 M parameters."""
+SHAPES = {"small": shape_of(), "medium": shape_of(medium=True)}
+"""Models by name: transformers of 138 M and 436 M parameters."""
 
 THEIRS = "transformers float32"
 
@@ -44,38 +45,22 @@ Go = Callable[[int], float]
 
 @dataclass(frozen=True)
 class PredictedClip:
-    """What to time: the transformer's configuration, frames with context (of 64 pixels), share of all MLPs replayed."""
+    """What to time: a model's shape, frames with context, share of all MLPs replayed."""
 
-    transformer: Mapping[str, Any]
+    spec: IVideoGPTSpec
     frames: int = 16
     ratio: float = 0.8
     turns: int = 5
-    tokenizer: Mapping[str, Any] = field(default_factory=lambda: TOKENIZERS[64])
 
 
 def networks(plan: PredictedClip) -> dict[str, Network]:
     """The same weights in the formats that are compared, by format; the tokenizer has none."""
-    with tempfile.TemporaryDirectory() as folder:
-        write_configs(Path(folder), dict(plan.transformer), dict(plan.tokenizer))
-        checkpoint = IVideoGPTCheckpoint(Path(folder))
-        spec = checkpoint.spec
-    like = {k: v for k, v in empty_network(spec).state_dict().items() if not k.startswith("tokenizer.")}
+    like = {k: v for k, v in empty_network(plan.spec).state_dict().items() if not k.startswith("tokenizer.")}
     weights = {name: random_tensor(name, t.shape, torch.float32, 0) for name, t in like.items()}
-    forms = (
-        checkpoint.formats["float32"],
-        checkpoint.formats["int8"],
-        WeightFormat("int4", torch.float32, blocks="int4", projector="int4", depth="int4"),
-    )
-    return {form.name: _in(form, spec, weights) for form in forms}
-
-
-def _in(form: WeightFormat, spec: Spec, weights: Mapping[str, Tensor]) -> Network:
-    network = empty_network(spec)
-    kept = form.on(network)
-    stored = {key: value for name, tensor in weights.items() for key, value in kept.stored(name, tensor).items()}
-    kept.use()
-    network.load_state_dict(stored, strict=False, assign=True)
-    return ready(network, torch.device("cpu"))
+    formats = IVideoGPTCheckpoint(Path()).formats
+    few = WeightFormat("int4", torch.float32, blocks="int4", projector="int4", depth="int4")
+    forms = (formats["float32"], formats["int8"], few)
+    return {form.name: stored_in(form, plan.spec, weights, torch.device("cpu")) for form in forms}
 
 
 def prompt_of(spec: Spec) -> list[int]:
@@ -129,19 +114,11 @@ def theirs(network: Network, plan: PredictedClip) -> Go:
     """Transformers' `generate` with the same weights, as the released inference code calls it."""
     import transformers
 
-    spec, config = network.spec, plan.transformer
-    layout = spec.layout
-    with torch.device("meta"):
-        twin = transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(**{**config, "vocab_size": spec.codes, "bos_token_id": None, "eos_token_id": None})
-        )
+    spec, layout = network.spec, network.spec.layout
     weights = {f"model.{k}": v for k, v in network.llm.state_dict().items() if "inv_freq" not in k}
     assert network.lm_head is not None
     weights["lm_head.weight"] = network.lm_head.weight
-    twin.load_state_dict(weights, strict=False, assign=True)
-    rotary = twin.model.rotary_emb
-    twin.model.rotary_emb = type(rotary)(twin.config)
-    twin.eval().requires_grad_(False)
+    twin = twin_of(transformers.LlamaForCausalLM, network, weights, 0)
     prompt = torch.tensor([[*prompt_of(spec), layout.delimiter]])
     count = (plan.frames - layout.context) * layout.stride - 1
 

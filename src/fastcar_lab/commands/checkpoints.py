@@ -58,11 +58,11 @@ def dummy(
         typer.echo(f"{folder}: {layers} layers of full width in {dtype}, random weights")
         return
     refuse(ctx, ("layers", "shards"), "with --format ivideogpt", "leave it out")
-    one_of("--pixels", str(pixels), [str(side) for side in sorted(ivideogpt.TOKENIZERS)])
+    one_of("--pixels", str(pixels), [str(side) for side in ivideogpt.PIXELS])
     dtype = dtype or "float32"
-    shapes = ivideogpt.MEDIUM if medium else ivideogpt.TRANSFORMER
-    tokenizer = {**ivideogpt.TOKENIZERS[pixels], "context_length": context}
-    ivideogpt.write(folder, shapes, tokenizer, actions=actions, dtype=DTYPES[dtype])
+    spec = ivideogpt.shape_of(pixels, medium=medium)
+    spec = replace(spec, tokenizer=replace(spec.tokenizer, context=context), actions=actions or 0)
+    ivideogpt.write(folder, spec, DTYPES[dtype])
     typer.echo(f"{folder}: random weights in {dtype}")
 
 
