@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from fastcar_cli.inputs.worlds.phrases import PhraseTokenizer
 from fastcar_lab.training.tokenizer import quantize, to_patches
-from fastcar_lab.worlds.mini.analyser import analyse, judge, shares, wanted_of
+from fastcar_lab.worlds import shares
+from fastcar_lab.worlds.mini.analyser import analyse, judge, wanted_of
 from fastcar_lab.worlds.mini.captions import caption
 from fastcar_lab.worlds.mini.hyperparameters import mini_tokenizer
 from fastcar_lab.worlds.mini.patches import build_dictionary, image

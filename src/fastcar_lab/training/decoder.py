@@ -23,7 +23,6 @@ from fastcar_cli.decoding.replay.replay import replays, temporal_attention_score
 from fastcar_cli.models.bundled.placement_map import Near, PlacementMap
 from fastcar_cli.models.decoder import Branch, rotate
 from fastcar_cli.models.vila_u.network import VideoModel
-from fastcar_lab.training.known import replay_known
 from fastcar_lab.training.loop import descend, rng_of
 from fastcar_lab.training.muon import Muon
 
@@ -64,6 +63,20 @@ class TrainSettings:
     def precision(self) -> torch.autocast:
         """Matrices in bfloat16, or everything in float32."""
         return torch.autocast(self.device, torch.bfloat16, enabled=self.bfloat16)
+
+
+def replay_known(outputs: Tensor, hits: Tensor, n: int) -> Tensor:
+    """MLP outputs used where all are computed at once and some replay (a teacher-forced run, as in training).
+
+    outputs [B, S, width] of S visual tokens in frames of n; hits bool [B, S - n] says which of the tokens
+    from n on replay. What a frame used is what the next one may replay, so chains are right.
+    """
+    frames = [outputs[:, :n]]
+    for begin in range(n, outputs.shape[1], n):
+        now = outputs[:, begin : begin + n]
+        hit = hits[:, begin - n : begin - n + now.shape[1], None]
+        frames.append(torch.where(hit, frames[-1][:, : now.shape[1]], now))
+    return torch.cat(frames, 1)
 
 
 _SHORT = 512

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,22 +22,27 @@ if TYPE_CHECKING:
 _FAR = 1e3
 
 
-class TrainedTokenizer(Protocol):
-    """What the stages ask of any tokenizer."""
+class TrainedTokenizer(nn.Module):
+    """The tokenizer of a world."""
 
     def save(self, path: Path) -> None:
         """Write every weight to one safetensors file."""
+        save_file({k: v.contiguous() for k, v in self.state_dict().items()}, path)
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read what `save` wrote."""
+        made = cls()
+        made.load_state_dict(load_file(path))
+        return made.eval()
 
     @classmethod
     def of_model(cls, model: str) -> Self:
         """The tokenizer of a model by name or folder. Raises RequestError where it is not of this world."""
+        raise NotImplementedError
 
 
-class WorldTokenizer(nn.Module):
+class WorldTokenizer(TrainedTokenizer):
     """Patch encoder and RQ-VAE together; a world says `spec` and what its encoder is."""
 
     spec: RQVAESpec
@@ -53,10 +58,6 @@ class WorldTokenizer(nn.Module):
         rows = torch.stack([book.weight[: self.spec.codes] for book in self.rqvae.quantizer.codebooks])
         return torch.where((rows == 0).all(-1, keepdim=True), torch.full_like(rows, _FAR), rows)
 
-    def save(self, path: Path) -> None:
-        """Write every weight to one safetensors file."""
-        save_file({k: v.contiguous() for k, v in self.state_dict().items()}, str(path))
-
     def save_encoder(self, folder: Path) -> None:
         """Write the encoder as float16 to a model folder, whose other weights hold the RQ-VAE."""
         file = folder / "encoder.safetensors"
@@ -64,15 +65,8 @@ class WorldTokenizer(nn.Module):
         file.chmod(0o644)
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read what `save` wrote."""
-        made = cls()  # type: ignore[call-arg]
-        made.load_state_dict(load_file(str(path)))
-        return made.eval()
-
-    @classmethod
     def of_model(cls, model: str) -> Self:
-        """The tokenizer of a model by name or folder. Raises RequestError where it is not of this world."""
+        """See `TrainedTokenizer`."""
         network = load(model).network
         checkpoint = BundledCheckpoint(folder_of(model))
         files = tuple(file for file in checkpoint.files("encoder.safetensors") if file.is_file())
@@ -93,17 +87,19 @@ def to_patches(frames: Tensor, side: int = 8) -> Tensor:
     return x.reshape(*lead, (h // side) * (w // side), side * side * c)
 
 
+def nearest(residual: Tensor, book: Tensor) -> Tensor:
+    """Index [count] of the row of `book` [codes, width] nearest to each row of `residual` [count, width]."""
+    return (book.square().sum(-1) - 2 * residual @ book.T).argmin(-1)
+
+
 def quantize(latents: Tensor, codebooks: Tensor) -> Tensor:
     """Residual quantisation: the nearest code of each depth to what the depths before left over.
 
     latents [..., width], codebooks [depth, codes, width] -> codes [..., depth] (int64).
     """
-    flat = latents.reshape(-1, latents.shape[-1])
-    residual = flat
+    residual = latents.reshape(-1, latents.shape[-1])
     codes = []
     for book in codebooks:
-        squared = book.square().sum(-1) - 2 * residual @ book.T
-        index = squared.argmin(-1)
-        residual = residual - book[index]
-        codes.append(index)
+        codes.append(nearest(residual, book))
+        residual = residual - book[codes[-1]]
     return torch.stack(codes, -1).reshape(*latents.shape[:-1], len(codebooks))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,3 +29,9 @@ def world_of(reader: PromptReader, height: int, width: int) -> CaptionedWorld | 
 
     captioned = [w for name in names() if isinstance(w := world(name), CaptionedWorld)]
     return next((w for w in captioned if w.recognises(reader, height, width)), None)
+
+
+def shares(judgements: Iterable[Mapping[str, bool]]) -> dict[str, float]:
+    """Share of right answers for each key over many videos."""
+    rows = list(judgements)
+    return {key: sum(r[key] for r in rows) / len(rows) for key in rows[0]} if rows else {}

@@ -9,7 +9,7 @@ would draw it, lies nearest to the fitted poses.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -238,9 +238,3 @@ def judge(verdict: Verdict, wanted: Mapping[str, str]) -> dict[str, bool]:
 def wanted_of(scene: Scene) -> dict[str, str]:
     """The attributes of a scene by name."""
     return {name: getattr(scene, name) for name in ATTRIBUTES}
-
-
-def shares(judgements: Iterable[Mapping[str, bool]]) -> dict[str, float]:
-    """Share of right answers for each key over many videos."""
-    rows = list(judgements)
-    return {key: sum(r[key] for r in rows) / len(rows) for key in rows[0]} if rows else {}

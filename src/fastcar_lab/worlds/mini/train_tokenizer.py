@@ -81,44 +81,11 @@ def evaluate(model: Tokenizer, scenes: list[Scene], count: int = 200, seed: int 
     return psnr_of(float((x - y).square().mean()) * 255**2) or math.inf
 
 
-@dataclass(frozen=True)
-class _Stage:
-    """One of the two trainings: `steps` with checkpoints in a file; for the rest see `descend`."""
-
-    checkpoint: Path
-    steps: int
-    seed: int
-    deadline: float | None
-    log: Callable[[str], None]
-
-    def descend(
-        self,
-        model: Tokenizer,
-        parameters: list[nn.Parameter],
-        state: dict[str, float],
-        loss_at: Callable[[int, random.Random], Tensor],
-        largest: float = math.inf,
-        **settings: float,
-    ) -> None:
-        """AdamW on `loss_at(step, rng)`, gradients clipped to `largest`; a checkpoint must have these `settings`."""
-        optimizer = torch.optim.AdamW(parameters, lr=LR, betas=(0.9, 0.99), weight_decay=0.0)
-        descend(
-            self.checkpoint,
-            self.steps,
-            model,
-            [optimizer],
-            lambda step: loss_at(step, rng_of(self.seed, step)),
-            rate=lambda full, step: full * min(1.0, (step + 1) / 50) * max(0.01, 1 - step / self.steps),
-            settings={"steps": self.steps, "seed": self.seed, **settings},
-            state=state,
-            deadline=self.deadline,
-            log=self.log,
-            parameters=parameters,
-            largest=largest,
-        )
+Loss = Callable[[int, random.Random], Tensor]
+"""That of a step with its random numbers."""
 
 
-def _train_encoder(stage: _Stage, model: Tokenizer, scenes: list[Scene]) -> None:
+def _encoder_loss(model: Tokenizer, scenes: list[Scene], log: Callable[[str], None]) -> Loss:
     """Regress the code vectors of patches from their pixels (slightly noisy)."""
     dictionary = build_dictionary(model.spec.codes, model.spec.code_width)
     codebooks = model.codebooks().detach()
@@ -135,19 +102,25 @@ def _train_encoder(stage: _Stage, model: Tokenizer, scenes: list[Scene]) -> None
         loss = (z - target).square().sum(-1).mean()
         if (step + 1) % 250 == 0:
             right = (quantize(z.detach(), codebooks) == codes).float().mean(0)
-            stage.log(f"encoder step {step + 1} loss {float(loss.detach()):.4f} codes right {right.tolist()}")
+            log(f"encoder step {step + 1} loss {float(loss.detach()):.4f} codes right {right.tolist()}")
         return loss
 
-    stage.descend(model, [*model.encoder.parameters()], {}, loss_at)
+    return loss_at
 
 
-def _train_pixels(stage: _Stage, model: Tokenizer, scenes: list[Scene], held_out: list[Scene]) -> None:
+def _pixels_loss(
+    model: Tokenizer,
+    scenes: list[Scene],
+    held_out: list[Scene],
+    steps: int,
+    state: dict[str, float],
+    log: Callable[[str], None],
+) -> Loss:
     """Draw the true codes of frames: windows around the object first, whole frames later."""
     dictionary = build_dictionary(model.spec.codes, model.spec.code_width)
-    state = {"loss": 1.0}
 
     def loss_at(step: int, rng: random.Random) -> Tensor:
-        whole = step > 0.4 * stage.steps
+        whole = step > 0.4 * steps
         side = 8 if whole else 4
         chosen = _draw(scenes, BATCH // 2 if whole else BATCH, rng)
         window = np.stack([_window(p, side, rng) for _, p in chosen])
@@ -166,11 +139,10 @@ def _train_pixels(stage: _Stage, model: Tokenizer, scenes: list[Scene], held_out
         loss = ((y - target).square() * weight).mean()
         state["loss"] = 0.98 * state["loss"] + 0.02 * float(loss.detach())
         if (step + 1) % 500 == 0:
-            stage.log(f"pixels step {step + 1} loss {state['loss']:.5f} PSNR {evaluate(model, held_out, 64):.2f} dB")
+            log(f"pixels step {step + 1} loss {state['loss']:.5f} PSNR {evaluate(model, held_out, 64):.2f} dB")
         return loss
 
-    parameters = [*model.rqvae.decoder.parameters(), *model.rqvae.post_quant_conv.parameters()]
-    stage.descend(model, parameters, state, loss_at, largest=1.0, batch=BATCH, lr=LR)
+    return loss_at
 
 
 def _window(pose: Pose, side: int, rng: random.Random) -> np.ndarray:
@@ -196,8 +168,36 @@ def train(
     model = Tokenizer.with_dictionary()
     parts = out.with_suffix("")
     parts.mkdir(parents=True, exist_ok=True)
-    _train_encoder(_Stage(parts / "encoder.pt", steps // 4, seed, deadline, log), model, trained)
-    _train_pixels(_Stage(parts / "pixels.pt", steps - steps // 4, seed, deadline, log), model, trained, held_out)
+
+    def descends(
+        part: str,
+        steps: int,
+        parameters: list[nn.Parameter],
+        loss_at: Loss,
+        state: dict[str, float],
+        largest: float = math.inf,
+        **settings: float,
+    ) -> None:
+        descend(
+            parts / f"{part}.pt",
+            steps,
+            model,
+            [torch.optim.AdamW(parameters, lr=LR, betas=(0.9, 0.99), weight_decay=0.0)],
+            lambda step: loss_at(step, rng_of(seed, step)),
+            rate=lambda full, step: full * min(1.0, (step + 1) / 50) * max(0.01, 1 - step / steps),
+            settings={"steps": steps, "seed": seed, **settings},
+            state=state,
+            deadline=deadline,
+            log=log,
+            parameters=parameters,
+            largest=largest,
+        )
+
+    descends("encoder", steps // 4, [*model.encoder.parameters()], _encoder_loss(model, trained, log), {})
+    state, left = {"loss": 1.0}, steps - steps // 4
+    drawn = [*model.rqvae.decoder.parameters(), *model.rqvae.post_quant_conv.parameters()]
+    loss_at = _pixels_loss(model, trained, held_out, left, state, log)
+    descends("pixels", left, drawn, loss_at, state, largest=1.0, batch=BATCH, lr=LR)
     model.eval()
     model.save(out)
     log(f"tokenizer saved: {asdict(model.spec)}; held-out PSNR {evaluate(model, held_out):.2f} dB")

@@ -14,7 +14,8 @@ from fastcar_cli.inputs.prompt import Prompt, PromptReader
 from fastcar_cli.inputs.worlds.phrases import PhraseTokenizer
 from fastcar_cli.media.metrics import psnr_of
 from fastcar_lab.training.stages import Training, one_file, text_model
-from fastcar_lab.worlds.mini.analyser import analyse, judge, shares, wanted_of
+from fastcar_lab.worlds import shares
+from fastcar_lab.worlds.mini.analyser import analyse, judge, wanted_of
 from fastcar_lab.worlds.mini.captions import caption
 from fastcar_lab.worlds.mini.hyperparameters import MINI, MINI_DEFAULTS, mini_tokenizer
 from fastcar_lab.worlds.mini.render import render

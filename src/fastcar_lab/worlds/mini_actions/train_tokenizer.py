@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -27,6 +26,7 @@ from fastcar_cli.models.ivideogpt.network import IVideoGPT
 from fastcar_cli.models.ivideogpt.tokenizer import Codebook, Tokenizer
 from fastcar_lab.training.loop import descend, rng_of
 from fastcar_lab.training.muon import Muon
+from fastcar_lab.training.tokenizer import TrainedTokenizer
 from fastcar_lab.worlds.mini.scene import BACKGROUNDS
 from fastcar_lab.worlds.mini_actions.codes import CELLS, GRID, WIDE, dictionary
 from fastcar_lab.worlds.mini_actions.hyperparameters import TOKENIZER
@@ -61,26 +61,15 @@ def _vectors(spec: TokenizerSpec) -> tuple[Tensor, Tensor]:
     return context, later
 
 
-class ActionsTokenizer(Tokenizer):
+class ActionsTokenizer(Tokenizer, TrainedTokenizer):
     """The tokenizer of `mini-actions`, in one file or a model's folder."""
 
     def __init__(self) -> None:
         super().__init__(TOKENIZER)
 
-    def save(self, path: Path) -> None:
-        """Write every weight to one safetensors file."""
-        save_file({k: v.contiguous() for k, v in self.state_dict().items()}, path)
-
-    @classmethod
-    def load(cls, path: Path) -> ActionsTokenizer:
-        """Read what `save` wrote."""
-        made = cls()
-        made.load_state_dict(load_file(path))
-        return made
-
     @classmethod
     def of_model(cls, model: str) -> ActionsTokenizer:
-        """The tokenizer of a model by name or folder. Raises RequestError where it is not of this world."""
+        """See `TrainedTokenizer`."""
         network = load(model).network
         if not isinstance(network, IVideoGPT) or network.tokenizer.spec != TOKENIZER:
             raise RequestError("not a model of this world", key="model", value=model)

@@ -21,8 +21,7 @@ from torch import Tensor
 from fastcar_cli.decoding.replay.replay import replays, temporal_attention_score
 from fastcar_cli.models.decoder import Branch, rotate
 from fastcar_cli.models.ivideogpt.network import IVideoGPT, IVideoGPTSpec
-from fastcar_lab.training.decoder import TrainSettings, draw_taus, run_stage
-from fastcar_lab.training.known import replay_known
+from fastcar_lab.training.decoder import TrainSettings, draw_taus, replay_known, run_stage
 from fastcar_lab.worlds.mini_actions.codes import GRID, dictionary
 from fastcar_lab.worlds.mini_actions.hyperparameters import MINI_ACTIONS, TOKENIZER, initialise
 from fastcar_lab.worlds.mini_actions.scene import FRAMES, Look, Story, draw_story, looks

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fastcar_lab.training.tokenizer import to_patches
 from fastcar_lab.worlds.table.render import render, render_frames
 from fastcar_lab.worlds.table.scene import FRAMES, SIDE
 from fastcar_lab.worlds.table.stories import any_scene, held_out, scene_of
@@ -25,8 +26,7 @@ _ANYWHERE = 8
 
 def cut(clip: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """A clip [T, 128, 128, 3] as patches [T, 64, 768]."""
-    blocks = clip.reshape(-1, _COUNT, PATCH, _COUNT, PATCH, 3).swapaxes(2, 3)
-    return np.ascontiguousarray(blocks.reshape(len(clip), _PLACES, _PIXELS))
+    return np.ascontiguousarray(to_patches(torch.from_numpy(clip), PATCH).numpy())
 
 
 def changed_patches(clip: NDArray[np.uint8]) -> NDArray[np.bool_]:

@@ -26,11 +26,6 @@ def window(x: int, y: int, box: Box) -> Window | None:
     return (ys, xs), (slice(ys.start - y0, ys.stop - y0), slice(xs.start - x0, xs.stop - x0))
 
 
-def sprite_of(thing: Thing, pose: Pose) -> Sprite:
-    """The look of an object in a pose."""
-    return sprite(thing.shape, thing.size, thing.material, pose.turn)
-
-
 def cast_shadow(canvas: Array, look: Sprite, pose: Pose) -> None:
     """Darken the ground in `canvas` [128, 128, 3] in place."""
     right, down = (round(pose.z * s) for s in SHADOW_SHIFT)
@@ -51,7 +46,7 @@ def paint(canvas: Array, look: Sprite, color: Array, pose: Pose) -> None:
 def draw(things: tuple[Thing, ...], poses: list[Pose], empty: Array) -> Array:
     """One frame in daylight, float32 [128, 128, 3], of objects on an empty ground of that shape."""
     canvas = empty.copy()
-    looks = [sprite_of(thing, pose) for thing, pose in zip(things, poses, strict=True)]
+    looks = [sprite(t.shape, t.size, t.material, p.turn) for t, p in zip(things, poses, strict=True)]
     for look, pose in zip(looks, poses, strict=True):
         cast_shadow(canvas, look, pose)
     for i in sorted(range(len(things)), key=lambda i: poses[i].y):

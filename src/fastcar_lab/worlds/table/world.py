@@ -12,8 +12,9 @@ import torch
 from fastcar_cli.inputs.prompt import Prompt, PromptReader
 from fastcar_cli.inputs.worlds.phrases import PhraseTokenizer
 from fastcar_lab.training.stages import Log, Training, text_model
+from fastcar_lab.worlds import shares
 from fastcar_lab.worlds.protocol import Video
-from fastcar_lab.worlds.table.analyser import analyse, judge, shares
+from fastcar_lab.worlds.table.analyser import analyse, judge
 from fastcar_lab.worlds.table.captions import caption
 from fastcar_lab.worlds.table.hyperparameters import TABLE, TABLE_DEFAULTS
 from fastcar_lab.worlds.table.lexicon import PHRASES, table_tokenizer

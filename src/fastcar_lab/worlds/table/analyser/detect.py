@@ -9,17 +9,7 @@ from numpy.typing import NDArray
 
 from fastcar_cli.inputs.worlds.physics import STEP
 from fastcar_lab.worlds import masks
-from fastcar_lab.worlds.table.analyser.looks import (
-    CAP,
-    Look,
-    Template,
-    errors,
-    geometries,
-    pad,
-    template,
-    thin,
-    tints,
-)
+from fastcar_lab.worlds.table.analyser.looks import CAP, GEOMETRIES, TINTS, Look, Template, errors, pad, template, thin
 from fastcar_lab.worlds.table.scene import COLORS, LIGHTS, SIDE
 from fastcar_lab.worlds.table.solids import Array
 
@@ -94,7 +84,7 @@ def find(frame: Array, strange: Array, region: NDArray[np.bool_], light: str) ->
     colors = _likely_colors(frame, region, light)
     # First every look at a quarter of its pixels, then the best of them at all.
     rough: list[tuple[float, Look, int, range, range]] = []
-    for shape, size in geometries():
+    for shape, size in GEOMETRIES:
         for turn in Look(shape, size, "red", "metal").turns():
             t = template(Look(shape, size, "red", "metal"), turn, light)
             h, w = t.solid.shape
@@ -103,7 +93,7 @@ def find(frame: Array, strange: Array, region: NDArray[np.bool_], light: str) ->
             center_x = (left + right - w) // 2 - t.left
             center_y = (top + bottom - h) // 2 - t.top
             cut = max(w, h) if left == 0 or right == SIDE or top == 0 or bottom == SIDE else 0
-            for color, material in tints():
+            for color, material in TINTS:
                 # Sides of an object may look like ground in the shade and be missing from the region.
                 vague = max(cut, _VAGUE if color in _LIKE_GROUND else 0)
                 if color not in colors or right - left < w - 8 - vague or bottom - top < h - 10 - vague:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -91,9 +90,3 @@ def judge(verdict: Verdict, said: Said) -> dict[str, bool]:
                 score, best = total, {name: all(m) for name, m in matches.items()}
     result = {**right, **best}
     return {**{key: result[key] for key in KEYS}, "all": all(result.values())}
-
-
-def shares(judgements: Iterable[Mapping[str, bool]]) -> dict[str, float]:
-    """Share of right answers for each key over many videos."""
-    rows = list(judgements)
-    return {key: sum(r[key] for r in rows) / len(rows) for key in rows[0]} if rows else {}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import itertools
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ MARGIN = 2 * HALF
 CAP = 0.35
 """Largest difference of a pixel that counts."""
 _SPAN = SIDE + 2 * MARGIN
+GEOMETRIES = tuple(itertools.product(SHAPES, SIZES))
+TINTS = tuple(itertools.product(COLORS, MATERIALS))
 
 
 @dataclass(frozen=True)
@@ -73,21 +75,6 @@ def thin(look: Look, turn: int, light: str) -> Template:
     t = template(look, turn, light)
     rows, columns = np.indices(t.solid.shape)
     return Template(t.solid & (rows % 2 == 0) & ((columns + rows // 2) % 2 == 0), t.rgb, t.top, t.left)
-
-
-def geometries() -> Iterator[tuple[str, str]]:
-    """Every (shape, size)."""
-    return ((shape, size) for shape in SHAPES for size in SIZES)
-
-
-def tints() -> Iterator[tuple[str, str]]:
-    """Every (colour, material)."""
-    return ((color, material) for color in COLORS for material in MATERIALS)
-
-
-def with_tint(look: Look, color: str, material: str) -> Look:
-    """The same object in another colour and material."""
-    return replace(look, color=color, material=material)
 
 
 def pad(image: Array) -> Array:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,17 +13,16 @@ from fastcar_lab.worlds.masks import dilated
 from fastcar_lab.worlds.table.analyser.backdrop import Backdrop, strangeness
 from fastcar_lab.worlds.table.analyser.detect import Found, find, places, regions
 from fastcar_lab.worlds.table.analyser.looks import (
+    GEOMETRIES,
     MARGIN,
+    TINTS,
     Look,
     cover,
     errors,
-    geometries,
     pad,
     template,
     thin,
-    tints,
     unexplained,
-    with_tint,
 )
 from fastcar_lab.worlds.table.scene import SIDE
 from fastcar_lab.worlds.table.solids import Array
@@ -83,13 +83,21 @@ def _leaving(track: Track, backdrop: Backdrop) -> bool:
     return soon < min(now, _MOSTLY)
 
 
-def _hiding(tracks: list[tuple[Look, int, int, int]], light: str, own: int) -> NDArray[np.bool_]:
-    """Pixels [128, 128] hidden by objects whose foot is lower in the picture than object `own`'s."""
+State = tuple[Look, int, int, int]
+"""Look, turn, x and y of an object in a frame."""
+
+
+def _covered(state: Iterable[State], light: str) -> NDArray[np.bool_]:
+    """Pixels [128, 128] that objects hide."""
     hidden = np.zeros((SIDE, SIDE), bool)
-    for i, (look, turn, x, y) in enumerate(tracks):
-        if i != own and y > tracks[own][3]:
-            hidden |= cover(template(look, turn, light), x, y)
-    return dilated(hidden)
+    for look, turn, x, y in state:
+        hidden |= cover(template(look, turn, light), x, y)
+    return hidden
+
+
+def _hiding(state: list[State], light: str, own: int) -> NDArray[np.bool_]:
+    """Pixels [128, 128] hidden by objects whose foot is lower in the picture than object `own`'s."""
+    return dilated(_covered((s for s in state if s[3] > state[own][3]), light))
 
 
 def _turns(look: Look, turn: int) -> list[int]:
@@ -155,7 +163,8 @@ def _compare(padded: Array, grey: Array, light: str, track: Track, t: int) -> No
     def error_of(other: Look, turn: int, xs: range, ys: range) -> float:
         return float(errors(padded, thin(other, turn, light), xs, ys)[0].min())
 
-    track.tint_errors.append({tint: error_of(with_tint(look, *tint), turn, one_x, one_y) for tint in tints()})
+    tinted = {tint: replace(look, color=tint[0], material=tint[1]) for tint in TINTS}
+    track.tint_errors.append({tint: error_of(other, turn, one_x, one_y) for tint, other in tinted.items()})
     mine = template(look, turn, light)
     middle = (x + mine.left + mine.solid.shape[1] // 2, y + mine.top + mine.solid.shape[0] // 2)
     scale = 1 / thin(look, turn, light).area
@@ -164,7 +173,7 @@ def _compare(padded: Array, grey: Array, light: str, track: Track, t: int) -> No
         return float(unexplained(padded, grey, thin(other, turn, light), xs, ys).min()) * scale
 
     forms: dict[tuple[str, str], float] = {}
-    for shape, size in geometries():
+    for shape, size in GEOMETRIES:
         other = Look(shape, size, look.color, look.material)
         least = 9.0
         for other_turn in other.turns():
@@ -211,15 +220,13 @@ def follow(frames: Array, backdrop: Backdrop) -> tuple[list[Track], list[str]]:
             else:
                 track.at.append((x, y, turn))
                 own = present.index(track)
-                if share >= _WHOLE and _free(state, backdrop.light, own):
-                    rest = _without(grey, state, backdrop.light, own)
+                others = _covered(state[:own] + state[own + 1 :], backdrop.light) if share >= _WHOLE else None
+                # The look of what nothing hides can be judged.
+                if others is not None and not (_covered([state[own]], backdrop.light) & others).any():
+                    rest = _veiled(grey, dilated(others)) if len(state) > 1 else grey
                     _compare(padded, rest, backdrop.light, track, t)
-        known = np.zeros((SIDE, SIDE), bool)
-        for track in present:
-            if track.at[-1] is not None:
-                x, y, turn = track.at[-1]
-                known |= cover(template(track.look, turn, backdrop.light), x, y)
-        known = dilated(known, 2)
+        seen = [(track.look, p[2], p[0], p[1]) for track in present if (p := track.at[-1]) is not None]
+        known = dilated(_covered(seen, backdrop.light), 2)
         _look_for_more(frame, strange, backdrop, t, tracks, lost, known, wrong)
         for track in lost:
             if track.at[-1] is None:
@@ -230,28 +237,6 @@ def follow(frames: Array, backdrop: Backdrop) -> tuple[list[Track], list[str]]:
             if len(track.at) <= t:
                 track.at.append(None)
     return tracks, wrong
-
-
-def _free(state: list[tuple[Look, int, int, int]], light: str, own: int) -> bool:
-    """Whether nothing hides an object, so that its look can be judged."""
-    look, turn, x, y = state[own]
-    mine = cover(template(look, turn, light), x, y)
-    return not any(
-        (mine & cover(template(other, t, light), ox, oy)).any()
-        for i, (other, t, ox, oy) in enumerate(state)
-        if i != own
-    )
-
-
-def _without(grey: Array, state: list[tuple[Look, int, int, int]], light: str, own: int) -> Array:
-    """Padded strangeness with NaN where objects other than `own` are."""
-    if len(state) < 2:
-        return grey
-    others = np.zeros((SIDE, SIDE), bool)
-    for i, (look, turn, x, y) in enumerate(state):
-        if i != own:
-            others |= cover(template(look, turn, light), x, y)
-    return _veiled(grey, dilated(others))
 
 
 def _look_for_more(
@@ -280,7 +265,7 @@ def _look_for_more(
             # Too little of it is in the frame to say what it is; it may come further in.
             known |= dilated(parts[0], 2)
             continue
-        known |= dilated(cover(template(found.look, found.turn, backdrop.light), found.x, found.y), 2)
+        known |= dilated(cover(looks, found.x, found.y), 2)
         _assign(found, t, tracks, lost, wrong)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -249,28 +249,22 @@ def analyse(video: NDArray[Any]) -> Verdict:
         seen = [t for t, p in enumerate(track.at) if p is not None]
         first, last = track.at[seen[0]], track.at[seen[-1]]
         assert first is not None and last is not None
-        radius = RADIUS[looks[1]]
         enters = _side(first[0]) if seen[0] > 0 else None
         outside = not -2 <= last[0] < SIDE + 2 or not -2 <= last[1] < SIDE + 2
         leaves = _side(last[0]) if (outside or seen[-1] < len(frames) - 1) else None
-        if leaves and not outside and min(last[0], SIDE - last[0]) > radius + 10:
+        if leaves and not outside and min(last[0], SIDE - last[0]) > RADIUS[looks[1]] + 10:
             leaves = None
         objects.append(TrackedObject(*looks, "moves", (0, 0), enters, leaves, path))
         all_turns.append([None if p is None else p[2] for p in track.at])
     # Deeds that involve nobody else first, because what bounces touches nobody.
     alone = [_deed(o.shape, o.path, turns, len(o.path) - 1) for o, turns in zip(objects, all_turns, strict=True)]
-    objects = [_with(o, *d) for o, d in zip(objects, alone, strict=True)]
+    objects = [replace(o, deed=deed, way=way) for o, (deed, way) in zip(objects, alone, strict=True)]
     contacts = _contacts(objects, wrong)
     _through(objects, wrong)
     for i, o in enumerate(objects):
         touched = min((t for t, a, b in contacts if i in (a, b)), default=len(o.path) - 1)
-        objects[i] = _with(o, *_deed(o.shape, o.path, all_turns[i], touched))
+        deed, way = _deed(o.shape, o.path, all_turns[i], touched)
+        objects[i] = replace(o, deed=deed, way=way)
         if objects[i].deed == "irregular":
             wrong.append(f"the {o.look} changes its speed by itself")
     return Verdict(backdrop.ground, backdrop.light, backdrop.pan, tuple(objects), tuple(contacts), tuple(wrong))
-
-
-def _with(seen: TrackedObject, deed: str, way: tuple[int, int]) -> TrackedObject:
-    return TrackedObject(
-        seen.shape, seen.size, seen.color, seen.material, deed, way, seen.enters, seen.leaves, seen.path
-    )
