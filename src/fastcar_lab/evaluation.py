@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastcar_cli.config.run_config import load_config
 from fastcar_cli.inputs.prompt import Prompt
 from fastcar_cli.media.metrics import psnr_of
 from fastcar_cli.pipeline.pipeline import VideoPipeline
-from fastcar_lab.checkout import commit
+from fastcar_lab.common import commit, pipeline_of
 from fastcar_lab.worlds.protocol import Video, World
 
 
@@ -91,9 +90,9 @@ def evaluate(
     reference: NDArray[np.uint8] | None = None
     result["fidelity"] = []
     for key, value in settings:
-        config = load_config(None, list(overrides), {"model": model, f"replay.{key}": value})
         began = time.perf_counter()
-        row, videos = fidelity(world, VideoPipeline.from_config(config), count, seed, batch, reference)
+        pipe = pipeline_of(model, overrides, **{f"replay.{key}": value})
+        row, videos = fidelity(world, pipe, count, seed, batch, reference)
         reference = videos if value == "off" else reference
         result["fidelity"].append({key: value, "seconds": round(time.perf_counter() - began, 1), **row})
     return result

@@ -23,9 +23,3 @@ def need(module: str, what: Text) -> Any:
         extra, why = EXTRAS[module.split(".")[0]], str(e).partition("\n")[0]
         hint = f"pip install 'fastcar[{extra}]'"
         raise RequestError((what, f" needs the extra fastcar[{extra}]: {why}"), hint=hint) from None
-
-
-def pyplot(what: str) -> Any:
-    """Pyplot of matplotlib, drawing to files only. Raises RequestError where it is missing."""
-    need("matplotlib", what).use("Agg")
-    return need("matplotlib.pyplot", what)

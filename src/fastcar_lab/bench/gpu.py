@@ -41,7 +41,7 @@ from fastcar_cli.system.device import synchronise
 from fastcar_cli.weights.formats import PACKED
 from fastcar_lab.bench.few_bits import in_bits
 from fastcar_lab.bench.gpu_drafts import whole_videos
-from fastcar_lab.checkout import commit
+from fastcar_lab.common import commit
 
 TESTS = (
     "tests/kernels/test_kernels.py",

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from fastcar_cli.config.run_config import load_config
 from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.engine import Decode, begin
 from fastcar_cli.decoding.executors.graph import GraphExecutor
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.pipeline.pipeline import VideoPipeline
+from fastcar_lab.common import pipeline_of
 
 
 def whole_videos(
@@ -25,8 +25,7 @@ def whole_videos(
     `times` as fast as one token a pass, `tokens_per_pass`, `equal`, how many videos have the codes of one token a pass,
     and `differing`, the share of all codes that differ. Raises RequestError for a model that can't be loaded.
     """
-    flags = {"model": model, "runtime.device": device, "runtime.dtype": dtype, "runtime.executor": "graph"}
-    pipe = VideoPipeline.from_config(load_config(flags=flags))
+    pipe = pipeline_of(model, runtime__device=device, runtime__dtype=dtype, runtime__executor="graph")
     settings = replace(pipe.settings, frames=frames or pipe.settings.frames)
     lines: list[dict[str, Any]] = []
     alone: list[torch.Tensor] = []

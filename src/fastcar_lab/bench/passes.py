@@ -13,7 +13,7 @@ from fastcar_lab.bench import window
 from fastcar_lab.bench.cases import Benchmark
 from fastcar_lab.bench.render import rates_text
 from fastcar_lab.bench.rival import Rival
-from fastcar_lab.checkout import commit
+from fastcar_lab.common import commit
 
 LAYERS_OF = {"vila-u-7b": "VILA-U 7B", "cosmos-predict1-4b": "Cosmos-Predict1 4B"}
 CONTEXTS, CONTEXT_OF_WHOLE, WINDOWS = (512, 2048), 300, (1, 2, 4, 8, 16, 32)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from fastcar_cli.cli.render import Results, columns
+from fastcar_cli.cli.render import Results, columns, console, progress
 
 WIDEST = 1000
 """Characters of a table in a file."""
@@ -85,3 +86,10 @@ def print_whole(target: Console, table: Table) -> None:
     if not target.is_terminal and Results.form == "table":
         target = Console(file=target.file, width=WIDEST, markup=False, emoji=False)
     target.print(table)
+
+
+def watched(things: str, name: str, work: Callable[[Callable[[int, int], None]], dict[str, Any]]) -> dict[str, Any]:
+    """What `work(on_progress)` gives, with a bar of the things done."""
+    with progress(console(), things) as bar:
+        task = bar.add_task(name, total=None)
+        return work(lambda done, total: bar.update(task, completed=done, total=total))

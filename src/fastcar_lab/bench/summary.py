@@ -16,7 +16,7 @@ from fastcar_cli.kernels import native
 from fastcar_lab.bench import measure, window
 from fastcar_lab.bench.cases import Benchmark
 from fastcar_lab.bench.rival import Rival
-from fastcar_lab.checkout import commit
+from fastcar_lab.common import commit
 
 VARIABLE = "FASTCAR_KERNELS_ISA"
 SETS = {

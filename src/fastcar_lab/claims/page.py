@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -13,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fastcar_cli.sweep.report.build import filled, head
-from fastcar_cli.system.extras import pyplot
 from fastcar_cli.system.files import csv_of, write_whole
 from fastcar_lab.claims.finding import FAILS, HOLDS, OPEN, PART, Finding
+from fastcar_lab.common import drawn
 
 _CLASS = {HOLDS: "holds", PART: "part", FAILS: "fails"}
 _e = html.escape
@@ -43,7 +42,7 @@ def write(
         pictures = []
         for plot in finding.plots:
             name = f"{finding.key}-{plot.name}"
-            data = _drawn(plot.draw, plot.title)
+            data = drawn(plot.draw, (7.2, 4.0), plot.title)
             for suffix, content in data.items():
                 write_whole(folder / f"{name}.{suffix}", content)
             pictures.append((plot.title, base64.b64encode(data["png"]).decode("ascii")))
@@ -63,20 +62,6 @@ def _document(finding: Finding) -> dict[str, Any]:
     keys = ("number", "title", "claim", "model", "verdict", "summary", "videos", "prompts", "numbers", "notes")
     csv = f"{finding.key}.csv" if finding.table else None
     return {**{k: getattr(finding, k) for k in keys}, "csv": csv, "plots": [p.name for p in finding.plots]}
-
-
-def _drawn(draw: Any, title: str) -> dict[str, bytes]:
-    plt = pyplot("a plot")
-    figure = plt.figure(figsize=(7.2, 4.0), layout="constrained")
-    draw(figure)
-    figure.suptitle(title, fontsize=11)
-    files = {}
-    for suffix in ("png", "svg"):
-        out = io.BytesIO()
-        figure.savefig(out, format=suffix, dpi=130)
-        files[suffix] = out.getvalue()
-    plt.close(figure)
-    return files
 
 
 def _section(finding: Finding, pictures: Sequence[tuple[str, str]]) -> str:

@@ -25,12 +25,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastcar_cli.checkpoints.names import FROM_TEXT
-from fastcar_cli.cli.options import Format
+from fastcar_cli.cli.options import Debug, Format, Json
 from fastcar_cli.config import choices
 from fastcar_cli.errors import RequestError
-from fastcar_lab.commands.options import Debug
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fastcar_lab.bench.cases import Benchmark
     from fastcar_lab.bench.video import WholeVideo
 
@@ -66,11 +67,11 @@ def whole_command(count: int) -> dict[str, Any]:
     }
 
 
-def _print(result: dict[str, Any]) -> None:
-    from fastcar_cli.cli.render import Results, columns
+def _print(out: Console, result: dict[str, Any]) -> None:
+    from fastcar_cli.cli.render import columns
     from fastcar_lab.bench.render import print_whole
 
-    out, machine = Results(), result["machine"]
+    machine = result["machine"]
     out.print(
         f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; reads "
         f"{machine['read_gb_s']:.1f} GB/s, copies {machine['copy_gb_s']:.1f} GB/s; beside the passes "
@@ -94,11 +95,11 @@ def _print(result: dict[str, Any]) -> None:
 
 
 def _document(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """One result as it is; of several, each, and the least of every ratio."""
+    """One result as it is; of several, each, and the least of every ratio where they have some."""
     if len(results) == 1:
         return results[0]
-    names = results[0]["ratios"]
-    return {"contexts": results, "ratios": {name: min(r["ratios"][name] for r in results) for name in names}}
+    least = {name: min(r["ratios"][name] for r in results) for name in results[0].get("ratios", ())}
+    return {"contexts": results} | ({"ratios": least} if least else {})
 
 
 def _shares(text: str) -> list[float]:
@@ -117,12 +118,12 @@ def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_js
     from fastcar_cli.cli.render import Results, columns
     from fastcar_cli.config.run_config import RunConfig
     from fastcar_cli.pipeline.pipeline import VideoPipeline
-    from fastcar_lab.bench.render import print_whole
+    from fastcar_lab.bench.render import print_whole, watched
     from fastcar_lab.bench.video import whole_video
 
     config = RunConfig.from_dict({"model": plan.model, "runtime": {"threads": threads}})
     model = VideoPipeline.from_config(config).model
-    result = _watched("tokens", "video", partial(whole_video, model, plan, save))
+    result = watched("tokens", "video", partial(whole_video, model, plan, save))
     if as_json:
         typer.echo(json.dumps(result))
         return
@@ -160,62 +161,23 @@ def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_js
         out.print(f"drafts with window {window}, each right with probability {accept:g}")
 
 
-def _clip(shape: str, frames: int, ratio: float, turns: int, as_json: bool) -> None:
-    """Time a predicted clip and print what it took."""
+def _each(
+    plans: list[Benchmark],
+    as_json: bool,
+    things: str,
+    work: Callable[[Benchmark, Callable[[int, int], None]], dict[str, Any]],
+    table: Callable[[Console, dict[str, Any]], None],
+) -> list[dict[str, Any]]:
+    """What `work(plan, on_progress)` measures at each context; prints each as a table, unless JSON is wanted."""
     from fastcar_cli.cli.render import Results
-    from fastcar_lab.bench.prediction import SHAPES, PredictedClip, measure
-    from fastcar_lab.bench.render import clip_table
-
-    plan = PredictedClip(SHAPES[shape], frames=frames, ratio=ratio, turns=turns)
-    result = _watched("clips", "clips", partial(measure, plan))
-    if as_json:
-        typer.echo(json.dumps(result))
-        return
-    clip_table(Results(), result)
-
-
-def _beside(plans: list[Benchmark], busy: int, threads: int, as_json: bool) -> None:
-    """Time passes beside busy processes, one context after the other, and print what they took."""
-    from fastcar_cli.cli.render import Results
-    from fastcar_lab.bench.neighbour import measure
-    from fastcar_lab.bench.render import neighbour_table
+    from fastcar_lab.bench.render import watched
 
     results = []
     for plan in plans:
-        work = partial(measure, plan, busy, threads)
-        results.append(_watched("turns", f"context {plan.context:,}", work))
+        results.append(watched(things, f"context {plan.context:,}", partial(work, plan)))
         if not as_json:
-            neighbour_table(Results(), results[-1])
-    if as_json:
-        typer.echo(json.dumps(results[0] if len(results) == 1 else {"contexts": results}))
-
-
-def _windows(plans: list[Benchmark], windows: list[int], accept: float | None, as_json: bool) -> None:
-    """Time passes of several tokens, one context after the other, and print what they took."""
-    from fastcar_cli.cli.render import Results
-    from fastcar_lab.bench import drafted, window
-    from fastcar_lab.bench.render import window_table
-
-    results = []
-    for plan in plans:
-        work = partial(window.measure, plan, windows)
-        if accept is not None:
-            work = partial(drafted.measure, plan, windows, accept)
-        results.append(_watched("turns", f"context {plan.context:,}", work))
-    if as_json:
-        typer.echo(json.dumps(results[0] if len(results) == 1 else {"contexts": results}))
-        return
-    for result in results:
-        window_table(Results(), result)
-
-
-def _watched(things: str, name: str, work: Callable[[Callable[[int, int], None]], dict[str, Any]]) -> dict[str, Any]:
-    """What `work(on_progress)` gives, with a bar of the things done."""
-    from fastcar_cli.cli.render import console, progress
-
-    with progress(console(quiet=False), things) as bar:
-        task = bar.add_task(name, total=None)
-        return work(lambda done, total: bar.update(task, completed=done, total=total))
+            table(Results(), results[-1])
+    return results
 
 
 def bench(
@@ -285,7 +247,7 @@ def bench(
         str | None,
         typer.Option(help="Instead, passes of so many tokens of a row (1,4,16), beside what the machine allows."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    as_json: Json = False,
     form: Format = "table",
     debug: Debug = False,
 ) -> None:
@@ -293,13 +255,18 @@ def bench(
     import torch
 
     from fastcar_cli.cli.flags import given, one_of, refuse
+    from fastcar_cli.cli.render import Results
     from fastcar_cli.pipeline.resolve import resolve_device
     from fastcar_cli.profile.profiler import parse_lengths
-    from fastcar_lab.bench.cases import SHAPES, Benchmark, check
+    from fastcar_lab.bench import drafted, neighbour
+    from fastcar_lab.bench import window as several
+    from fastcar_lab.bench.cases import SHAPES as LARGE
+    from fastcar_lab.bench.cases import Benchmark, check
     from fastcar_lab.bench.measure import measure
+    from fastcar_lab.bench.render import clip_table, neighbour_table, watched, window_table
     from fastcar_lab.bench.rivals import RIVALS, chosen
 
-    one_of("--shape", shape, (*FROM_TEXT, *SHAPES))
+    one_of("--shape", shape, (*FROM_TEXT, *LARGE))
     one_of("--clip", clip, ("small", "medium"))
     one_of("--kv-dtype", kv_dtype, choices.values(choices.KVDtype))
     drafts, accepted = parse_lengths(draft, "draft") if draft is not None else [], _shares(accept)
@@ -321,10 +288,18 @@ def bench(
         _whole_video(whole, threads, save, as_json)
         return
     if clip is not None:
+        from fastcar_lab.bench.prediction import SHAPES, PredictedClip
+        from fastcar_lab.bench.prediction import measure as predict
+
         of_clip = {"clip", "frames", "replay_ratio", "turns", "threads", "as_json", "form"}
         refuse(ctx, given(ctx).keys() - of_clip, "with --clip", "leave it out")
         torch.set_num_threads(threads or torch.get_num_threads())
-        _clip(clip, frames or 16, replay_ratio, turns, as_json)
+        predicted = PredictedClip(SHAPES[clip], frames=frames or 16, ratio=replay_ratio, turns=turns)
+        result = watched("clips", "clips", partial(predict, predicted))
+        if as_json:
+            typer.echo(json.dumps(result))
+        else:
+            clip_table(Results(), result)
         return
     refuse(ctx, ("frames", "replay_ratio", "tokens", "save"), "without --video", "it needs --video MODEL")
     if window is None and not drafts:
@@ -354,22 +329,21 @@ def bench(
     ]
     for plan in plans:
         check(plan)
+    work: Callable[..., dict[str, Any]] = measure
+    things, table = "turns", window_table
     if busy:
         refuse(ctx, ("device", *RIVALS, "compiled", "generate"), "with --busy", "leave it out")
-        _beside(plans, busy, torch.get_num_threads(), as_json)
-        return
-    if window is not None or drafts:
+        work, table = partial(neighbour.measure, busy=busy, threads=torch.get_num_threads()), neighbour_table
+    elif window is not None or drafts:
         refuse(ctx, ("device", "compiled", "generate"), "with --window or --draft", "leave it out")
         if drafts:
             refuse(ctx, tuple(RIVALS), "with --draft", "leave it out")
-        windows = drafts if window is None else parse_lengths(window, "window")
-        _windows(plans, windows, accepted[0] if drafts else None, as_json)
-        return
-    results = []
-    for plan in plans:
-        results.append(_watched("runs", f"context {plan.context:,}", partial(measure, plan)))
-        if not as_json:
-            _print(results[-1])
+            work = partial(drafted.measure, windows=drafts, accept=accepted[0])
+        else:
+            work = partial(several.measure, windows=parse_lengths(window or "", "window"))
+    else:
+        things, table = "runs", _print
+    results = _each(plans, as_json, things, lambda plan, on_progress: work(plan, on_progress=on_progress), table)
     document = _document(results)
     if generate:
         document["generate"] = whole_command(generate)

@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from fastcar_cli.cli.flags import one_of, refuse
+from fastcar_cli.cli.options import Debug
 from fastcar_cli.errors import RequestError
-from fastcar_lab.commands.options import Debug
 
 
 def dummy(

@@ -6,6 +6,9 @@ Started again with the same folder it resumes; with more prompts or seeds it doe
 from __future__ import annotations
 
 import datetime
+import importlib
+import pkgutil
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -14,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fastcar_cli.cli.options import Debug, Overrides, Quiet
 from fastcar_cli.errors import RequestError
 
 WANTED = "table-dense"
@@ -21,21 +25,11 @@ WANTED = "table-dense"
 
 def all_claims() -> dict[int, ModuleType]:
     """The module of each claim by its number."""
-    from fastcar_lab.claims import (
-        c1_shares,
-        c2_similarity,
-        c3_bound,
-        c4_gate,
-        c5_quality,
-        c6_sparse,
-        c7_thresholds,
-        c8_speed,
-        c9_ours,
-        c10_drafts,
-    )
+    from fastcar_lab import claims
 
-    modules = (c1_shares, c2_similarity, c3_bound, c4_gate, c5_quality, c6_sparse, c7_thresholds, c8_speed, c9_ours)
-    return {m.NUMBER: m for m in (*modules, c10_drafts)}
+    names = [module.name for module in pkgutil.iter_modules(claims.__path__) if re.match(r"c\d", module.name)]
+    modules = [importlib.import_module(f"{claims.__name__}.{name}") for name in names]
+    return {module.NUMBER: module for module in sorted(modules, key=lambda module: module.NUMBER)}
 
 
 def default_model() -> str:
@@ -57,9 +51,9 @@ def claims(
     claim: Annotated[
         str | None, typer.Option(help="Numbers of claims with commas between them. [default: all]")
     ] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key: section.key=value.")] = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    set_: Overrides = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """The paper's claims, measured again on models here: data, plots and a page; started again it resumes."""
     from rich.text import Text
@@ -68,11 +62,11 @@ def claims(
     from fastcar_cli.config.run_config import load_config
     from fastcar_cli.inputs.prompt_list import prompts_in
     from fastcar_cli.pipeline.pipeline import VideoPipeline
-    from fastcar_cli.system.extras import pyplot
     from fastcar_cli.system.signals import status
     from fastcar_lab.claims import c9_ours, page
     from fastcar_lab.claims.prompts import prompts_for
     from fastcar_lab.claims.study import Study
+    from fastcar_lab.common import pyplot
 
     modules = _chosen(claim)
     # Its plots come last: what they need is checked before hours of decodes.
@@ -140,7 +134,7 @@ def _made(device: Any) -> dict[str, Any]:
     """How: command, machine, versions, and the commit where the package lies in a checkout."""
     from fastcar_cli._version import __version__
     from fastcar_cli.profile.machine import names_of
-    from fastcar_lab.checkout import commit
+    from fastcar_lab.common import commit
 
     names = names_of(device)
     return {

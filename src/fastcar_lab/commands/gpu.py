@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fastcar_lab.commands.options import Debug
+from fastcar_cli.cli.options import Debug
 
 
 def gpu_check(
@@ -72,8 +72,7 @@ def gpu_check(
 
 def _captions(model: str) -> Sequence[str]:
     """Three that training of a bundled model left out."""
-    from fastcar_cli.config.run_config import load_config
-    from fastcar_cli.pipeline.pipeline import VideoPipeline
     from fastcar_lab.claims.prompts import prompts_for
+    from fastcar_lab.common import pipeline_of
 
-    return prompts_for(VideoPipeline.from_config(load_config(flags={"model": model})), 3)
+    return prompts_for(pipeline_of(model), 3)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import typer
 
 from fastcar_cli.cli.flags import Command
-from fastcar_lab.commands import accelerator, bench, checkpoints, claims, drafts, figures, gpu, speed, worlds
+from fastcar_lab.commands import accelerator, bench, checkpoints, claims, drafts, gpu, speed, worlds
 
 app = typer.Typer(
     help="How the bundled models and the published figures were made.",
@@ -17,29 +17,11 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "bench": bench.bench,
-    "speed": speed.speed,
-    "claims": claims.claims,
-    "drafts": drafts.drafts,
-    "draft-cost": drafts.draft_cost,
-    "curves": figures.curves,
-    "evaluate": worlds.evaluate,
-    "contact-sheet": worlds.contact_sheet,
-    "showcase": worlds.showcase,
-    "replay-plot": figures.replay_plot,
-    "clips": worlds.clips,
-    "placements": worlds.placements,
-    "dummy": checkpoints.dummy,
-    "store": checkpoints.store,
-    "text-embedding": checkpoints.text_embedding,
-    "conversion-error": checkpoints.conversion_error,
-    "accelerators": accelerator.accelerators,
-    "broadcast": accelerator.broadcast,
-    "fit-table": accelerator.fit_table,
-    "readings": accelerator.readings,
-    "rtl-decoded": accelerator.rtl_decoded,
-    "gpu-check": gpu.gpu_check,
-}
-for name, command in _COMMANDS.items():
-    app.command(name, cls=Command)(command)
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    bench.bench, speed.speed, claims.claims, drafts.drafts, drafts.draft_cost, worlds.curves, worlds.evaluate,
+    worlds.contact_sheet, worlds.showcase, worlds.replay_plot, worlds.clips, worlds.placements, checkpoints.dummy,
+    checkpoints.store, checkpoints.text_embedding, checkpoints.conversion_error, accelerator.accelerators,
+    accelerator.broadcast, accelerator.fit_table, accelerator.readings, accelerator.rtl_decoded, gpu.gpu_check,
+)  # fmt: skip
+for command in _COMMANDS:
+    app.command(command.__name__.replace("_", "-"), cls=Command)(command)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fastcar_lab.commands.options import Debug
+from fastcar_cli.cli.options import Debug
 
 
 def speed(

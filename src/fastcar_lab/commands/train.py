@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from fastcar_cli.cli.flags import Command, one_of
+from fastcar_cli.cli.options import Debug
 from fastcar_cli.errors import RequestError
 from fastcar_cli.system.files import locked
 from fastcar_lab import worlds
@@ -66,7 +67,7 @@ def train(
         int, typer.Option(help="Processes that draw batches ahead, for table; the result is the same.", min=0, max=1024)
     ] = 0,
     threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1, max=1024)] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Train a bundled model from nothing; started again, it resumes from its last checkpoint."""
     one_of("--world", world, worlds.names())

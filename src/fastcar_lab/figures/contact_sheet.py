@@ -13,11 +13,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.config.run_config import load_config
 from fastcar_cli.errors import RequestError
-from fastcar_cli.pipeline.pipeline import VideoPipeline
-from fastcar_cli.system.extras import pyplot
 from fastcar_lab.claims.prompts import prompts_for
+from fastcar_lab.common import pipeline_of, pyplot
 from fastcar_lab.evaluation import generate_videos
 from fastcar_lab.worlds import world_of
 
@@ -50,7 +48,7 @@ def contact_sheet(file: Path, model: str, tau: str, count: int, seed: int) -> in
 
     Raises RequestError for a model of none of our worlds.
     """
-    pipe = VideoPipeline.from_config(load_config(None, [], {"model": model, "replay.tau": tau}))
+    pipe = pipeline_of(model, replay__tau=tau)
     words = pipe.model.tokenizer
     world = world_of(words, pipe.height, pipe.width)
     if world is None:

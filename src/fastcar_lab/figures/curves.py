@@ -5,17 +5,17 @@ Writes `curves.csv` and `curves.md`, a line a setting with 95 % intervals, and a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fastcar_cli.config.tau import Tau
 from fastcar_cli.sweep.report.build import read_results
 from fastcar_cli.sweep.results import SETTING, dense_line
-from fastcar_cli.system.extras import pyplot
 from fastcar_cli.system.files import csv_of, write_whole
 from fastcar_lab.claims.quality import EQUAL, KEYS, values
 from fastcar_lab.claims.stats import Estimate, estimate
+from fastcar_lab.common import drawn
 
 FORMS = {"replayed": ".3f", "psnr_db": ".1f", "temporal": ".2f", "right": ".2f"}
 """How numbers are printed; others have three digits behind the point."""
@@ -31,22 +31,9 @@ def compare(sweeps: Sequence[Path], output: Path) -> tuple[str, Path]:
     rows = [_flat(line) for line in lines]
     write_whole(output / "curves.csv", csv_of(list(rows[0]), [list(row.values()) for row in rows]))
     write_whole(output / "curves.md", markdown(lines))
-    files = save_figure(output, "curves", lambda figure: _draw(figure, lines), (11.0, 4.4))
-    return markdown(lines), files[0]
-
-
-def save_figure(
-    folder: Path, name: str, draw: Callable[[Any], None], size: tuple[float, float] = (7.5, 4.2)
-) -> list[Path]:
-    """Draw a figure, `size` in inches, as PNG and SVG; the files. Raises RequestError without matplotlib."""
-    plt = pyplot("a plot")
-    figure = plt.figure(figsize=size, layout="constrained")
-    draw(figure)
-    files = [folder / f"{name}.png", folder / f"{name}.svg"]
-    for file in files:
-        figure.savefig(file, dpi=130)
-    plt.close(figure)
-    return files
+    for suffix, content in drawn(lambda figure: _draw(figure, lines), (11.0, 4.4)).items():
+        write_whole(output / f"curves.{suffix}", content)
+    return markdown(lines), output / "curves.png"
 
 
 def lines_of(results: dict[str, Any]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fastcar_cli.system.extras import pyplot
+from fastcar_lab.common import pyplot
 
 IDENTICAL = 80.0
 """Height in dB at which videos without any difference are drawn."""

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from fastcar_cli.config.run_config import load_config
 from fastcar_cli.media import open_writer
-from fastcar_cli.pipeline.pipeline import VideoPipeline
+from fastcar_lab.common import pipeline_of
 from fastcar_lab.evaluation import generate_videos
 
 _GAP, _LINE, _LINES = 6, 13, 2
@@ -64,7 +63,7 @@ def showcase(
     replayed: bool,
 ) -> list[float]:
     """Write the videos of prompts with a seed each; their replay ratios. With `replayed` each has a twin showing it."""
-    pipe = VideoPipeline.from_config(load_config(None, [], {"model": model, "replay.tau": tau}))
+    pipe = pipeline_of(model, replay__tau=tau)
     tiles, titles, ratios = [], [], []
     for prompt, seed in zip(prompts, seeds, strict=True):
         videos, _ = generate_videos(pipe, [prompt], [seed])
