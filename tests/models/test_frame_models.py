@@ -30,9 +30,9 @@ from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.inputs.prompt import Clip, clips_of
 from fastcar_cli.models import load
+from fastcar_cli.models.clip_reader import ClipReader
 from fastcar_cli.models.decoder_spec import DecoderSpec
 from fastcar_cli.models.ivideogpt.blocks import TokenizerSpec
-from fastcar_cli.models.ivideogpt.frame_reader import FrameReader
 from fastcar_cli.models.ivideogpt.network import IVideoGPT, IVideoGPTSpec
 from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.pipeline.pipeline import VideoPipeline
@@ -180,7 +180,7 @@ def test_given_ids_need_the_context_frames_alone(acting: Path) -> None:
     assert whole.frames.shape == (2, 4, 32, 32, 3) and whole.logits.shape == (3 * STRIDE, 1, 2, 142)
     assert whole.tas.shape == whole.replayed.shape == (3, 2, 3 * STRIDE - 1)
     reader = model.tokenizer
-    assert isinstance(reader, FrameReader)
+    assert isinstance(reader, ClipReader)
     codes = torch.tensor([reader.read_all(c) for c in clips_of(frames, moves(4, 2))])
     actions = moves(4, 2)[:, :3]
     context = trace(model, inputs=frames[:, :1], actions=actions, codes=codes, tau=-0.2, eligible="all")
@@ -298,7 +298,7 @@ def test_names_of_attention_in_older_files(acting: Path, tmp_path: Path) -> None
     [
         ("a red ball", "takes frames, no text"),
         (Clip(clip()[0], None), "no actions, the model 'acting' takes 3 numbers a frame"),
-        (Clip(clip()[0], moves(width=2)[0]), "actions have 2 numbers a frame, the model 'acting' takes 3"),
+        (Clip(clip()[0], moves(width=2)[0]), r"actions have shape \[4, 2\], the model 'acting' takes 3 numbers"),
         (Clip(clip()[0], moves(2)[0]), "2 actions, 4 frames take 3 at least"),
         (Clip(clip(0)[0], moves()[0]), "0 frames, the model 'acting' continues from 1"),
         (
@@ -315,7 +315,7 @@ def test_a_wrong_prompt_is_refused(acting: Path, prompt: Any, said: str) -> None
 
 def test_other_wrong_requests(free: Path) -> None:
     model = load(str(free))
-    with pytest.raises(RequestError, match="'free' takes none"):
+    with pytest.raises(RequestError, match="'free' takes no actions"):
         trace(model, inputs=clip(), actions=moves(), tau=None)
     for data, said in (
         ({"sampling": {"cfg": 3.0}}, "has no guidance"),

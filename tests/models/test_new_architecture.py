@@ -16,6 +16,7 @@ from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.settings import DecodeSettings
+from fastcar_cli.inputs.prompt import OnProgress
 from fastcar_cli.models.decoder_spec import DecoderSpec
 from fastcar_cli.models.network import FramesNetwork, FrameSpec, Layout, Spec
 from fastcar_cli.models.sampling import SamplingSettings
@@ -46,6 +47,9 @@ class GreyNetwork(FramesNetwork):
     def __init__(self, spec: GreySpec) -> None:
         super().__init__(spec)
         self.tokenizer = torch.nn.Identity()
+
+    def encode(self, frames: Tensor, on_progress: OnProgress | None = None) -> Tensor:
+        return (frames[..., 0].float() * LEVELS / 256).long().flatten(1)
 
     def frame_decoder(self, prompts: Tensor) -> GreyFrames:
         return GreyFrames(prompts)

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.inputs.prompt import PromptReader
-from fastcar_cli.models.network import Network, Spec
+from fastcar_cli.models.clip_reader import ClipReader
+from fastcar_cli.models.network import FramesNetwork, Network, Spec
 from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.models.weight_format import NetworkFormat, WeightFormat
 from fastcar_cli.system.device import out_of_memory
@@ -280,9 +281,10 @@ class Released(Checkpoint):
         """The shapes of a published model by its short name; None for any other name."""
 
     @staticmethod
-    @abstractmethod
     def reader_of(network: Network, folder: Path) -> PromptReader:
-        """What reads the prompts of such a network; a text tokenizer's files are in `folder`."""
+        """What reads the prompts of such a network, here clips; a text tokenizer's files are in `folder`."""
+        assert isinstance(network, FramesNetwork)
+        return ClipReader(network)
 
     @property
     def defaults(self) -> GenerationDefaults:

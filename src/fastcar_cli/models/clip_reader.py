@@ -1,34 +1,99 @@
-"""Clips as prompts: what all networks that continue frames have in common."""
+"""Clips as prompts of networks that continue frames: their ids, and what is given beside them."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import math
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError, Text
 from fastcar_cli.inputs.prompt import Clip, OnProgress, Prompt, Reading, TokenisedClip
-from fastcar_cli.models.network import Network
+from fastcar_cli.models.network import FramesNetwork
 
 
-class ClipReader(ABC):
-    """Reads clips for a network, as a text tokenizer reads texts."""
+class ClipReader:
+    """Reads clips for a network, as a text tokenizer reads texts.
 
-    _network: Network
+    familiar: PSNR in dB with which frames like those of its training come back from its tokenizer; None: not known.
+    """
 
-    @abstractmethod
+    familiar: float | None = None
+
+    def __init__(self, network: FramesNetwork) -> None:
+        self._network = network
+        # Samples of a clip, and the cells of a sweep, have one clip, whose frames may take long to encode.
+        self._encoded: WeakKeyDictionary[Clip, tuple[int, ...]] = WeakKeyDictionary()
+
     def _checked(self, prompt: Prompt) -> Clip | TokenisedClip:
-        """The prompt. Raises RequestError for one that the model can't take."""
+        """The prompt. Raises RequestError for a text alone, and for frames, ids, actions or a text that don't fit."""
+        spec, model = self._network.spec, f"the model {self._network.spec.name!r}"
+        if isinstance(prompt, str):
+            counts = " or ".join(map(str, spec.contexts)) or f"at least {spec.layout.context}"
+            hint: Text = (f"give it {counts} to continue from, such as ", Key("input"), " clip.mp4")
+            raise RequestError(f"{model} takes frames, no text", hint=hint)
+        self._check_frames(prompt, model)
+        self._check_numbers(prompt, model)
+        return prompt
 
-    @abstractmethod
-    def ids(self, clip: Clip, on_progress: OnProgress | None) -> tuple[int, ...]:
-        """Ids of the frames of a clip that the model continues from."""
+    def _check_frames(self, prompt: Clip | TokenisedClip, model: str) -> None:
+        spec, layout = self._network.spec, self._network.spec.layout
+        if isinstance(prompt, TokenisedClip):
+            lengths = [spec.continuing(count).layout.prompt for count in spec.contexts or (None,)]
+            # A prefix may hold ids of the table that no frame has.
+            most = [spec.decoder.vocab if t < (layout.prefix or 0) else spec.codes for t in range(len(prompt.ids))]
+            if len(prompt.ids) not in lengths or not all(0 <= i < n for i, n in zip(prompt.ids, most, strict=True)):
+                needed = f"{' or '.join(map(str, lengths))} of them, from 0 to {spec.codes - 1}"
+                raise RequestError(f"{prompt.name}: these ids are not of {model}, needed: {needed}")
+            return
+        count, *size, _ = prompt.frames.shape
+        if tuple(size) != spec.frame_size:
+            height, width = spec.frame_size
+            raise RequestError(f"{prompt.name}: frames are {size[1]}x{size[0]} pixels, {model} takes {width}x{height}")
+        if spec.contexts:
+            spec.continuing(count)
+        elif count < layout.context:
+            raise RequestError(f"{prompt.name}: {count} frames, {model} continues from {layout.context}")
+
+    def _check_numbers(self, prompt: Clip | TokenisedClip, model: str) -> None:
+        """Refuse actions and vectors of a text that don't fit. Raises RequestError."""
+        spec = self._network.spec
+        for what, each, given, width, example in (
+            ("actions", "frame", prompt.actions, spec.conditions, (Key("actions"), " moves.csv")),
+            ("text embeddings", "word", prompt.text, spec.decoder.source, (Key("text_embedding"), " FILE")),
+        ):
+            if given is None and width:
+                hint: Text = (f"give it {what}, such as ", *example)
+                raise RequestError(f"{prompt.name}: no {what}, {model} takes {width} numbers a {each}", hint=hint)
+            if given is not None and not width:
+                raise RequestError(f"{prompt.name}: {model} takes no {what}")
+            if given is not None and given.shape[1:] != (width,):
+                needed = f"{model} takes {width} numbers a {each}"
+                raise RequestError(f"{prompt.name}: {what} have shape {list(given.shape)}, {needed}")
 
     @torch.inference_mode()
+    def _ids(self, clip: Clip, frames: int | None, on_progress: OnProgress | None = None) -> tuple[int, ...]:
+        """Ids of the first frames of a clip; None: of all. Frames in floats are not rounded to bytes before."""
+        pixels = torch.from_numpy(np.ascontiguousarray(clip.frames[:frames])).to(self._network.device)
+        return tuple(self._network.encode(pixels[None], on_progress)[0].tolist())
+
     def read(self, prompt: Prompt, on_progress: OnProgress | None = None) -> Reading:
         """The prompt's ids. Raises RequestError for one that the model can't take."""
         clip = self._checked(prompt)
-        return Reading(clip.ids if isinstance(clip, TokenisedClip) else self.ids(clip, on_progress), (), ())
+        if isinstance(clip, TokenisedClip):
+            return Reading(clip.ids, (), ())
+        if clip not in self._encoded:
+            spec = self._network.spec
+            self._encoded[clip] = self._ids(clip, None if spec.contexts else spec.layout.context, on_progress)
+        return Reading(self._encoded[clip], (), ())
+
+    def read_all(self, clip: Clip) -> list[int]:
+        """Ids of the frames after those that a prompt holds. Raises as `read` does."""
+        self._checked(clip)
+        return [*self._ids(clip, None)][self._network.spec.layout.prompt :]
 
     def complete(self, reading: Reading, seed: int) -> Reading:
         """The reading as it is: frames leave nothing to a draw."""
@@ -39,6 +104,45 @@ class ClipReader(ABC):
         raise RequestError(f"the model {self._network.spec.name!r} has no guidance", key="cfg", allowed="1")
 
     def notices(self, prompt: Prompt, model: str) -> list[str]:
-        """None; raises RequestError for a prompt that the model can't take."""
-        self._checked(prompt)
-        return []
+        """That the first frame is unlike those of the training, where these are known. Raises as `read` does."""
+        clip = self._checked(prompt)
+        if self.familiar is None or isinstance(clip, TokenisedClip):
+            return []
+        first = torch.from_numpy(np.ascontiguousarray(clip.frames[0]))
+        given = first.float() / (1 if first.is_floating_point() else 255)
+        with torch.inference_mode():
+            shown = self._network.frame_decoder(
+                torch.tensor([self.read(clip).ids], device=self._network.device)
+            ).context()
+        assert shown is not None
+        error = float((shown[0, 0].cpu() / 255 - given).square().mean())
+        if error <= 10 ** (-self.familiar / 10):
+            return []
+        back = f"comes back at {-10 * math.log10(error):.0f} dB, theirs at {self.familiar:.0f} or more"
+        unlike = f"{clip.name} is unlike the frames that the model {model!r} was trained on"
+        return [f"{unlike}, and what it draws will be too: the first frame {back}"]
+
+    def conditions(self, prompts: Sequence[Prompt], frames: int) -> Tensor | None:
+        """What videos of so many frames, context included, are given beside their prompts, float32; None: nothing.
+
+        Actions are [P, frames, A], texts [P, words, width]. Raises RequestError for a clip with too few actions, and
+        for texts of unequal length.
+        """
+        clips = [self._checked(prompt) for prompt in prompts]
+        if width := self._network.spec.conditions:
+            actions = torch.zeros(len(clips), frames, width)
+            for row, clip in zip(actions, clips, strict=True):
+                assert clip.actions is not None
+                # No frame is decoded after the last action.
+                if len(clip.actions) < frames - 1:
+                    raise RequestError(
+                        f"{clip.name}: {len(clip.actions)} actions, {frames} frames take {frames - 1} at least",
+                        hint="give more actions, or ask for fewer frames",
+                    )
+                given = torch.from_numpy(np.asarray(clip.actions[:frames], dtype=np.float32))
+                row[: len(given)] = given
+            return actions
+        texts = [clip.text for clip in clips if clip.text is not None]
+        if len(lengths := sorted({len(text) for text in texts})) > 1:
+            raise RequestError(f"text embeddings have {lengths} rows, needed: one length")
+        return torch.from_numpy(np.stack(texts)).float() if texts else None

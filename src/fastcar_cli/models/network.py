@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor, nn
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.inputs.prompt import OnProgress
 from fastcar_cli.models.decoder import Decoder, summed
 from fastcar_cli.models.decoder_spec import DecoderSpec
 from fastcar_cli.models.depth import DepthTransformer
@@ -373,6 +374,10 @@ class FramesNetwork(Network):
     def codebooks(self) -> Sequence[nn.Embedding]:
         """See `Network`."""
         return [self.llm.embed_tokens]
+
+    @abstractmethod
+    def encode(self, frames: Tensor, on_progress: OnProgress | None = None) -> Tensor:
+        """Ids int64 [P, L] of frames [P, S, H, W, 3], uint8 or float32 in 0..1: a prompt, and after it later frames."""
 
     def pixels(self) -> Sequence[nn.Module]:
         """See `Network`."""

@@ -16,7 +16,6 @@ import torch
 
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.checkpoint import GenerationDefaults, Released
-from fastcar_cli.models.cosmos.latent_reader import LatentReader
 from fastcar_cli.models.cosmos.network import Cosmos, CosmosSpec
 from fastcar_cli.models.cosmos.shapes import FPS, FRAMES, cosmos_decoder, published
 from fastcar_cli.models.cosmos.tokenizer_files import read_tokenizer_spec, tokenizer_components
@@ -64,12 +63,6 @@ class CosmosCheckpoint(Released):
     def published_spec(name: str) -> CosmosSpec | None:
         """See `Released`."""
         return published(name)
-
-    @staticmethod
-    def reader_of(network: Network, folder: Path) -> LatentReader:
-        """See `Released`."""
-        assert isinstance(network, Cosmos)
-        return LatentReader(network)
 
     @cached_property
     def _tokenizer(self) -> Path:

@@ -12,10 +12,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.inputs.prompt import OnProgress
 from fastcar_cli.models.cosmos.tokenizer import CausalVideoSpec, CausalVideoTokenizer, work_of
 from fastcar_cli.models.cosmos.tokenizer_blocks import Past
 from fastcar_cli.models.network import FramesNetwork, FrameSpec, Layout, Spec
@@ -141,6 +143,11 @@ class Cosmos(FramesNetwork):
     def draw_in(self, dtype: torch.dtype) -> None:
         """See `Network`."""
         self.tokenizer.draw_in(dtype)
+
+    def encode(self, frames: Tensor, on_progress: OnProgress | None = None) -> Tensor:
+        """See `FramesNetwork`; a model with text begins with a token of its own, the first id after the codes."""
+        ids = self.tokenizer.encode(frames, on_progress).flatten(1)
+        return F.pad(ids, (self.spec.layout.prefix or 0, 0), value=self.spec.codes)
 
     def frame_decoder(self, prompts: Tensor) -> LatentFrameDecoder:
         """See `Network`."""

@@ -13,9 +13,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from fastcar_cli.errors import FastcarError, RequestError
+from fastcar_cli.inputs.prompt import PromptReader
 from fastcar_cli.models.checkpoint import GenerationDefaults, Released
+from fastcar_cli.models.clip_reader import ClipReader
 from fastcar_cli.models.ivideogpt.blocks import SIDE, TokenizerSpec
-from fastcar_cli.models.ivideogpt.frame_reader import FrameReader
 from fastcar_cli.models.ivideogpt.network import IVideoGPT, IVideoGPTSpec
 from fastcar_cli.models.ivideogpt.shapes import FPS, published, published_frames
 from fastcar_cli.models.llama_config import read_decoder
@@ -29,7 +30,7 @@ WEIGHTS = {"tokenizer": "diffusion_pytorch_model", "transformer": "model"}
 """Folders of a checkpoint, and what their files of weights are called before the suffix."""
 
 FAMILIAR = {"mini-actions": 25.0}
-"""See `FrameReader`; of the first frames of 40 MP4 files by `fastcar lab clips` the worst has 26.0 dB."""
+"""See `ClipReader`; of the first frames of 40 MP4 files by `fastcar lab clips` the worst has 26.0 dB."""
 
 _OLD_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
@@ -52,15 +53,10 @@ class IVideoGPTCheckpoint(Released):
         """See `Released`."""
         return published(name)
 
-    @staticmethod
-    def reader_of(network: Network, folder: Path) -> FrameReader:
-        """See `Released`."""
-        assert isinstance(network, IVideoGPT)
-        return FrameReader(network)
-
-    def reader(self, network: Network) -> FrameReader:
+    def reader(self, network: Network) -> PromptReader:
         """See `Checkpoint`."""
-        reader = self.reader_of(network, self.folder)
+        reader = super().reader(network)
+        assert isinstance(reader, ClipReader)
         reader.familiar = FAMILIAR.get(self.name or "")
         return reader
 

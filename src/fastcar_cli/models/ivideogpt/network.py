@@ -13,6 +13,7 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from fastcar_cli.inputs.prompt import OnProgress
 from fastcar_cli.models.ivideogpt.blocks import TokenizerSpec
 from fastcar_cli.models.ivideogpt.tokenizer import CrossKV, Tokenizer
 from fastcar_cli.models.network import FramesNetwork, FrameSpec, Layout, Spec
@@ -109,6 +110,11 @@ class IVideoGPT(FramesNetwork):
         result = like.new_zeros(tokens, len(conditions), self.spec.decoder.width)
         result[:: layout.stride] = self.action_linear(actions).transpose(0, 1)
         return result
+
+    def encode(self, frames: Tensor, on_progress: OnProgress | None = None) -> Tensor:
+        """See `FramesNetwork`."""
+        pixels = frames if frames.is_floating_point() else frames.float().div(255.0)
+        return self.tokenizer.tokenize(pixels.permute(0, 1, 4, 2, 3))
 
     def frame_decoder(self, prompts: Tensor) -> ContextFrameDecoder:
         """See `Network`."""
