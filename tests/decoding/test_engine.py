@@ -6,15 +6,12 @@ from typing import cast
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from support.tiny import tiny_model
 
 from fastcar_cli.config.tau import Tau
 from fastcar_cli.decoding.batch import Step, Watcher
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.inputs import Inputs
-from fastcar_cli.decoding.prompt_rows import PromptRows
 from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.decoding.settings import DecodeSettings
@@ -156,24 +153,6 @@ def test_auto_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     decode = Decode.of(model, PROMPTS, DecodeSettings(2, SamplingSettings(cfg=2.0)), codes.float())
     decode.start()
     assert (decode.executor_name, decode.why) == ("torch", "not built: no compiler")
-
-
-@pytest.mark.slow
-@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=4))
-def test_tokens_with_the_same_prompt_so_far_are_computed_once(prompts: list[list[int]]) -> None:
-    batch = PromptRows.of(tiny_model(), prompts, guided=False)
-    wanted, back = batch.distinct()
-    longest = batch.padded
-
-    def so_far(at: int) -> list[int]:
-        row, column = divmod(at, longest)
-        return prompts[row][: max(0, column - (longest - len(prompts[row])) + 1)]
-
-    beginnings = [p[:end] for p in prompts for end in range(1, len(p) + 1)]
-    assert sorted(so_far(at) for at in wanted.tolist()) == sorted(map(list, {tuple(b) for b in beginnings}))
-    for at, found in enumerate(back.tolist()):
-        if so_far(at):
-            assert so_far(at) == so_far(int(wanted[found]))
 
 
 def test_decoding_does_not_count_what_building_a_graph_took() -> None:

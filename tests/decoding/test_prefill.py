@@ -105,8 +105,7 @@ def test_native_pieces_of_packed_weights(
 
 
 @needs_native
-def test_texts_that_begin_alike_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packed weights multiply those tokens once."""
+def test_padded_texts_of_packed_weights_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     texts, noise = [[1, 4, 5, 2, 6], [1, 4, 5, 3, 7, 2, 8, 9, 3], [1, 4, 5, 2]], torch.full((3, 8, 3), 0.5)
     settings = DecodeSettings(2, SamplingSettings(cfg=1.0), ReplayRule(Tau((0.0,))))
     native_settings, torch_settings = (replace(settings, executor=name) for name in ("native", "torch"))

@@ -80,44 +80,24 @@ class PromptRows:
         i = torch.arange(self.padded, device=self.ids.device)[None] - self.pad[:, None]
         return torch.where(i >= 0, i, torch.ones_like(i))
 
-    def apart(self) -> list[tuple[list[int], PromptRows]]:
-        """Videos with the same prompt, and this prompt as if they were alone: padded no more than its own rows need.
+    def apart(self) -> list[tuple[list[list[int]], PromptRows]]:
+        """Each different prompt, padded as if it were alone, after the rows of each video that has it.
 
-        Videos that are given more than a prompt count as different.
+        With conditions all prompts count as different.
         """
-        alike: dict[Any, list[int]] = {}
+        alike: dict[Any, list[list[int]]] = {}
         rows = self.unpadded()
         for video in range(self.videos):
             key = video if self.conditions is not None else str([rows[row] for row in self.rows_of(video)])
-            alike.setdefault(key, []).append(video)
+            alike.setdefault(key, []).append(self.rows_of(video))
         found = []
         for videos in alike.values():
-            own = self.rows_of(videos[0])
+            own = videos[0]
             lengths = self.lengths[own]
             conditions = None if self.conditions is None else self.conditions[own[:1]]
             ids = self.ids[own, self.padded - int(lengths.max()) :]
             found.append((videos, replace(self, ids=ids, lengths=lengths, conditions=conditions)))
         return found
-
-    def distinct(self) -> tuple[Tensor, Tensor]:
-        """Deduplicate the tokens by prefix: those with the same one have the same hidden state.
-
-        Returns the flat positions of [rows, padded] to compute, and for every position the index of its prefix in that
-        list; padding has index 0, its hidden states do not matter.
-        """
-        if self.rows == 1:
-            return (every := torch.arange(self.padded)), every
-        first: dict[tuple[int, ...], int] = {}
-        back = torch.zeros_like(self.ids)
-        computed: list[int] = []
-        for row, ids in enumerate(map(tuple, self.unpadded())):
-            for end in range(1, len(ids) + 1):
-                at = self.padded - len(ids) + end - 1
-                if ids[:end] not in first:
-                    first[ids[:end]] = len(computed)
-                    computed.append(row * self.padded + at)
-                back[row, at] = first[ids[:end]]
-        return torch.tensor(computed), back.flatten()
 
 
 class SavedPrefill(Protocol):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.decoding.batch import Batch, Step
-from fastcar_cli.decoding.executors.prefill import run_block, run_prompts
+from fastcar_cli.decoding.executors.prefill import run_prompts
 from fastcar_cli.decoding.inputs import Inputs, Restore
 
 
@@ -55,7 +55,7 @@ class Executor(ABC):
 
     def prefill(self) -> Tensor:
         """Run the prompts; returns the last hidden states after the final norm, [rows, width]."""
-        return run_prompts(self._batch, self._prompt_inputs(), run_block)
+        return run_prompts(self._batch, self._prompt_inputs())
 
     def draw(self, hidden: Tensor, inputs: Inputs) -> Step:
         """Draw the positions after the inputs from their hidden states [rows, count, width], into the batch."""

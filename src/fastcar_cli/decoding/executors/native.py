@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from fastcar_cli.decoding.batch import Batch, Step
 from fastcar_cli.decoding.executors import native_prefill
 from fastcar_cli.decoding.executors.executor import HostExecutor, Passed
-from fastcar_cli.decoding.executors.prefill import Left, PromptPart, in_pieces, run_block, run_prompts
 from fastcar_cli.decoding.inputs import Inputs, Restore
 from fastcar_cli.decoding.sampling import not_finite
 from fastcar_cli.kernels import native
-from fastcar_cli.models.decoder import KV, Block, Branch
+from fastcar_cli.models.decoder import KV, Block
 from fastcar_cli.models.depth import DepthBlock, DepthTransformer
 from fastcar_cli.models.network import Network
 from fastcar_cli.weights.quantised import QuantisedLinear, multiplied_by
@@ -184,33 +183,21 @@ class NativeExecutor(HostExecutor):
         self._one = flags, scores, flags[:, :, 0], scores[:, :, 0]
 
     def prefill(self) -> Tensor:
-        """See `Executor.prefill`; packed weights are multiplied as they are, by each token of a prompt once."""
+        """See `Executor.prefill`; packed weights are multiplied as they are."""
         batch = self._batch
         if not any(isinstance(m, QuantisedLinear) for block in batch.model.llm.blocks for m in block.modules()):
             return super().prefill()
-        if batch.prompts.aligned and native_prefill.possible(batch):
+        # Padding has no place among the keys of the native kernels.
+        if batch.prompts.aligned and batch.rows <= native_prefill.TOKENS and not bool(batch.cache.pad.any()):
             hidden = native_prefill.prefill(batch, self._prompt_inputs(), self._blocks, self._threads)
             return batch.model.llm.norm(hidden.to(self._dtype))
-        with _alone():
-            return run_prompts(batch, self._prompt_inputs(), self._run_packed)
+        with _alone(), multiplied_by(self._packed_product):
+            return super().prefill()
 
-    def _run_packed(self, batch: Batch, layer: int, block: Block, part: PromptPart) -> Left:
-        (wanted, back), rows = part.distinct, len(part.rows)
-
-        def product(module: QuantisedLinear, x: Tensor) -> Tensor:
-            # An MLP gets distinct tokens already, as one row.
-            repeats = 1 < rows == len(x)
-            flat, weight = x.flatten(0, -2), _linear(module)
-            flat = (flat[wanted] if repeats else flat).float()
-            parts = [native.linear(piece, weight, self._threads) for piece in flat.split(native.MOST_ROWS)]
-            products = torch.cat(parts) if len(parts) > 1 else parts[0]
-            return (products[back] if repeats else products).view(*x.shape[:-1], -1).to(x.dtype)
-
-        def mlp(branch: Branch, x: Tensor) -> Tensor:
-            return in_pieces(branch, x.flatten(0, 1)[None, wanted])[0, back].view_as(x)
-
-        with multiplied_by(product):
-            return run_block(batch, layer, block, part, mlp if rows > 1 else in_pieces)
+    def _packed_product(self, module: QuantisedLinear, x: Tensor) -> Tensor:
+        pieces, weight = x.flatten(0, -2).float().split(native.MOST_ROWS), _linear(module)
+        products = torch.cat([native.linear(piece, weight, self._threads) for piece in pieces])
+        return products.view(*x.shape[:-1], -1).to(x.dtype)
 
     def advance(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
         """See `Executor.advance`. One thread puts back what drafts overwrote: torch's others would wait for cores."""

@@ -1,6 +1,6 @@
-"""Prompts by the native kernels: a layer at a time, and of each a few hundred tokens a pass, which see all before them.
+"""Prompts by the native kernels: a layer at a time, and of each a few hundred tokens per pass.
 
-The caches receive what a layer makes of all prompts before the next one runs, so a single layer has temporary keys
+The caches receive what a layer makes of all prompts before the next one runs, so only one layer has temporary keys
 and values.
 """
 
@@ -17,24 +17,19 @@ TOKENS = 256
 """Tokens of all rows that a pass takes: their products are bound by arithmetic, and more would need more memory."""
 
 
-def possible(batch: Batch) -> bool:
-    """Whether prompts can be run so: none is padded, as padding has no place among the keys."""
-    return batch.rows <= TOKENS and not bool(batch.cache.pad.any())
-
-
 def prefill(batch: Batch, x: Tensor, blocks: list[native.BlockWeights], threads: int) -> Tensor:
-    """Run the prompts from the first block's inputs x [rows, padded, width] on; fills the caches.
+    """Run prompts without padding from the first block's inputs x [rows, padded, width] on; fills the caches.
 
     Returns the last hidden states before the final norm, float32 [rows, width].
     """
     model, prompts, settings = batch.model, batch.prompts, batch.settings
     # Videos with the same prompt share its run.
-    groups = [videos for videos, _ in prompts.apart()]
-    chosen, back = [row for videos in groups for row in prompts.rows_of(videos[0])], [0] * batch.rows
-    for videos in groups:
-        for video in videos:
-            for row, first in zip(prompts.rows_of(video), prompts.rows_of(videos[0]), strict=True):
-                back[row] = chosen.index(first)
+    chosen, back = list[int](), [0] * batch.rows
+    for videos, _ in prompts.apart():
+        for i, own in enumerate(zip(*videos, strict=True), len(chosen)):
+            for row in own:
+                back[row] = i
+        chosen += videos[0]
     spec, rows, padded = model.spec.decoder, len(chosen), prompts.padded
     x, index, none = x[chosen].float(), torch.arange(padded), torch.zeros(padded, dtype=torch.int64)
     cos, sin = (angles.float() for angles in model.llm.rotary(index[:, None], model.dtype))
