@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from fastcar_cli.decoding.backend import MLPBackend, TorchBackend
 from fastcar_cli.decoding.cache.kv_cache import KVCache
 from fastcar_cli.decoding.cache.kv_int8 import Int8KVCache
 from fastcar_cli.decoding.draws import Draws
@@ -20,6 +19,7 @@ from fastcar_cli.decoding.replay.controller import Size
 from fastcar_cli.decoding.replay.replay import Replay
 from fastcar_cli.decoding.replay.scores import BlockState
 from fastcar_cli.decoding.settings import DecodeSettings
+from fastcar_cli.models.decoder import Decoder
 from fastcar_cli.models.network import Network
 
 if TYPE_CHECKING:
@@ -50,6 +50,31 @@ class Step:
         common = self.inputs.common
         assert common is not None
         return common + 1
+
+
+class MLPBackend(Protocol):
+    """Executes the MLPs of a decode step."""
+
+    name: str
+
+    def mlp(self, layer: int, x: Tensor, rows: Sequence[int] | None) -> Tensor:
+        """The MLP of a layer on normalised inputs [n, width], [n, width].
+
+        `rows` are the batch rows that x holds; None means all of them, in order.
+        """
+
+
+class TorchBackend:
+    """Runs each MLP where its weights are."""
+
+    name = "torch"
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._mlps = [block.mlp for block in decoder.blocks]
+
+    def mlp(self, layer: int, x: Tensor, rows: Sequence[int] | None) -> Tensor:
+        """See `MLPBackend.mlp`."""
+        return self._mlps[layer](x)
 
 
 class Watcher(Protocol):

@@ -1,4 +1,4 @@
-"""The codes of a batch: given or drawn, position by position."""
+"""The codes of a batch: given or drawn, position by position, one depth after another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcar_cli.decoding.inputs import Inputs
-from fastcar_cli.decoding.sampling import CodeSampler, Logits
+from fastcar_cli.decoding.sampling import Logits, guide, sample
 from fastcar_cli.models.network import Network
 from fastcar_cli.models.sampling import SamplingSettings
 
@@ -17,48 +17,46 @@ from fastcar_cli.models.sampling import SamplingSettings
 class Draws:
     """Codes and the random numbers that decide them.
 
-    Attributes:
-        tokens: T*N, positions of a video.
-        codes: int64 [P, T*N, depth], filled as positions are decoded.
-        buffer: what `codes` is a part of, int64 [P, T*N + slack, depth]; passes write up to `slack` positions beyond
-            the end of a video, and drafts.
-        uniforms: numbers in [0, 1) that fix the draws, shaped as `buffer`; a position's belong to its video alone.
-        given: codes shaped as `buffer` that are taken instead of drawn ones where they are not negative; None where all
-            are drawn.
-        done: final positions of each video.
-        keep_logits: whether passes return logits.
-        latent: sum of the code vectors of the position that the last pass drew, [P, 1, code_width]; None where it is
-            looked up, as after a pass of several tokens.
-
+    tokens: T*N, positions of a video.
+    codes: int64 [P, T*N, depth], filled as positions are decoded.
+    buffer: memory of `codes`, int64 [P, T*N + slack, depth]; passes write drafts, and up to `slack` positions beyond
+        the end of a video.
+    uniforms: numbers in [0, 1) that fix the draws, shaped as `buffer`.
+    given: codes shaped as `buffer` that are taken instead of drawn ones where they are not negative; None: all drawn.
+    done: final positions of each video.
+    keep_logits: whether passes return logits.
+    latent: sum of the code vectors of the position that the last pass drew, [P, 1, code_width]; None where it is
+        looked up, as after a pass of several tokens.
     """
 
     def __init__(self, model: Network, settings: SamplingSettings, uniforms: Tensor, slack: int = 0) -> None:
         layout, device = model.spec.layout, model.device
+        self._codebooks, self._settings = model.codebooks, settings
         self.tokens = tokens = uniforms.shape[1]
         self.uniforms = F.pad(uniforms.to(device), (0, 0, 0, slack)).contiguous()
-        self.sampler = CodeSampler(model.codebooks, settings, self.uniforms, layout.stride)
         self.buffer = torch.zeros(self.uniforms.shape, dtype=torch.int64, device=device)
         self.codes = self.buffer[:, :tokens]
         self.given: Tensor | None = None
         fixed = torch.tensor([-1 if code is None else code for code in layout.fixed(tokens + slack)], device=device)
         if bool((fixed >= 0).any()):
             self.given = fixed[None, :, None].expand_as(self.buffer).contiguous()
+        self.videos = len(self.buffer)
         self.done = [0] * self.videos
         self.keep_logits = False
         self.latent: Tensor | None = None
-
-    @property
-    def videos(self) -> int:
-        """P."""
-        return len(self.buffer)
+        # By position on the device, only where it changes.
+        self._top_ps: Tensor | None = None
+        if settings.top_p_of(0) != settings.top_p_of(1):
+            self._top_ps = torch.full(self.buffer.shape[1:2], settings.top_p_of(1), device=device)
+            self._top_ps[: layout.stride] = settings.top_p_of(0)
 
     def give(self, codes: Tensor) -> None:
         """Take these codes [P, T*N, depth] instead of drawn ones."""
         self.given = F.pad(codes.to(self.buffer), (0, 0, 0, self.buffer.shape[1] - self.tokens)).contiguous()
 
     def input_latents(self, inputs: Inputs, embed: Callable[[Tensor], Tensor]) -> Tensor:
-        """Sums of the code vectors of the input tokens, [P, count, code_width], by `embed` where they were not drawn
-        by the last pass.
+        """Sums of the code vectors of the input tokens, [P, count, code_width]; `embed` looks up those not drawn by the
+        last pass.
         """
         if self.latent is not None and inputs.count == 1:
             return self.latent
@@ -74,13 +72,29 @@ class Draws:
         self.latent = self.latent if inputs.count == 1 else None
 
     def draw(self, hidden: Tensor, positions: Tensor, logits: Logits) -> tuple[Tensor, Tensor | None]:
-        """Draw one position of every video in torch, from hidden states [rows, width]; positions int64 [P].
+        """Draw n positions of every video in torch, those of a video side by side, into the buffer.
 
-        Returns the sums of the code vectors [P, code_width] and, with `keep_logits`, guided logits [depth, P, codes].
+        hidden [rows n, width]; positions int64 [P n] stay on their device. Returns the sums of the code vectors [P n,
+        code_width] and, with `keep_logits`, guided logits [depth, P n, codes].
         """
-        kept: list[Tensor] | None = [] if self.keep_logits else None
-        videos = torch.arange(self.videos, device=positions.device)
+        settings, codes, kept = self._settings, list[Tensor](), list[Tensor]()
+        videos = torch.arange(len(positions), device=positions.device) // (len(positions) // self.videos)
+        top_p = settings.top_p_of(1) if self._top_ps is None else self._top_ps[positions, None]
+        uniforms = self.uniforms[videos, positions]
         given = None if self.given is None else self.given[videos, positions]
-        codes, latent = self.sampler.draw(hidden, positions, logits, given, kept)
-        self.buffer[videos, positions] = codes
-        return latent, torch.stack(kept) if kept else None
+        # On the CPU nothing is drawn where all codes are given: their logits may be anything.
+        draws = given is None or given.device.type != "cpu" or bool((given < 0).any())
+        x, total = hidden, torch.empty(0)
+        for d, book in enumerate(self._codebooks):
+            guided = guide(logits(x, d), settings.cfg)
+            if self.keep_logits:
+                kept.append(guided.clone())
+            if draws:
+                code = sample(guided, uniforms[:, d], settings, top_p)
+            if given is not None:
+                code = torch.where(given[:, d] < 0, code, given[:, d]) if draws else given[:, d]
+            codes.append(code)
+            total = total + book(code) if d else book(code)
+            x = torch.cat([total, total]) if settings.guided else total
+        self.buffer[videos, positions] = torch.stack(codes, -1)
+        return total, torch.stack(kept) if kept else None

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fastcar_cli.decoding.backend import MLPBackend
-from fastcar_cli.decoding.batch import Batch, Step
+from fastcar_cli.decoding.batch import Batch, MLPBackend, Step
 from fastcar_cli.decoding.drafts.drafts import Drafter, DraftSettings
 from fastcar_cli.decoding.drafts.length import DraftWindow
 from fastcar_cli.decoding.executors.executor import Executor

@@ -7,11 +7,11 @@ else is in the batch cannot change it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fastcar_cli.errors import Key, RunError
 from fastcar_cli.models.sampling import SamplingSettings
@@ -85,61 +85,6 @@ def sample(logits: Tensor, uniform: Tensor, settings: SamplingSettings, top_p: f
     last = (probs > 0).sum(-1, keepdim=True) - 1
     rank = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
     return order.gather(-1, torch.minimum(rank, last))[:, 0]
-
-
-class CodeSampler:
-    """Draws the codes of a position, one depth after another.
-
-    codebooks: a codebook a depth. uniforms [P, T*N, depth] fix the draws.
-    """
-
-    def __init__(
-        self, codebooks: Sequence[nn.Embedding], settings: SamplingSettings, uniforms: Tensor, tokens_per_frame: int
-    ) -> None:
-        self._codebooks, self._settings, self._uniforms = codebooks, settings, uniforms
-        first, later = settings.top_p_of(0), settings.top_p_of(1)
-        # By position on the device, only where it changes.
-        self._top_ps: Tensor | None = None
-        if first != later:
-            self._top_ps = torch.full(uniforms.shape[1:2], later, device=uniforms.device)
-            self._top_ps[:tokens_per_frame] = first
-
-    def draw(
-        self,
-        hidden: Tensor,
-        positions: Tensor,
-        logits: Logits,
-        given: Tensor | None = None,
-        kept: list[Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Codes int64 [P n, depth] of n positions of each video and the sums of their vectors [P n, code_width].
-
-        hidden [rows n, width]; positions int64 [P n], those of a video side by side, stay on their device. `given`
-        codes [P n, depth] that are not negative are taken instead of drawn ones. Guided logits [P n, codes] are added
-        to `kept`.
-        """
-        settings = self._settings
-        top_p = settings.top_p_of(1) if self._top_ps is None else self._top_ps[positions, None]
-        videos = torch.arange(len(positions), device=positions.device) // (len(positions) // len(self._uniforms))
-        uniforms = self._uniforms[videos, positions]
-        x, total = hidden, None
-        # On the CPU nothing is drawn where all codes are given: their logits may be anything.
-        draws = given is None or given.device.type != "cpu" or bool((given < 0).any())
-        codes = []
-        for d, book in enumerate(self._codebooks):
-            guided = guide(logits(x, d), settings.cfg)
-            if kept is not None:
-                kept.append(guided.clone())
-            if draws:
-                code = sample(guided, uniforms[:, d], settings, top_p)
-            if given is not None:
-                code = torch.where(given[:, d] < 0, code, given[:, d]) if draws else given[:, d]
-            codes.append(code)
-            vector = book(code)
-            total = vector if total is None else total + vector
-            x = torch.cat([total, total]) if settings.guided else total
-        assert total is not None
-        return torch.stack(codes, -1), total
 
 
 def uniforms(seed: int, tokens: int, depth: int) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fastcar_cli.config import choices
 from fastcar_cli.config.tau import Tau
-from fastcar_cli.decoding.backend import MLPBackend
+from fastcar_cli.decoding.batch import MLPBackend
 from fastcar_cli.decoding.engine import Decode, begin
 from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.settings import DecodeSettings

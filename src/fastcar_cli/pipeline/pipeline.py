@@ -52,7 +52,7 @@ from fastcar_cli.system.device import by_torch_defaults, one_thread_after_fork, 
 from fastcar_cli.system.limits import cores, open_files
 
 if TYPE_CHECKING:
-    from fastcar_cli.decoding.backend import MLPBackend
+    from fastcar_cli.decoding.batch import MLPBackend
     from fastcar_fpga import Comparison, Decisions, Preset
 
 OnBegin = Callable[[str, int, int], None]

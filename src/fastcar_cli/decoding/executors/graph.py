@@ -125,9 +125,8 @@ class GraphExecutor(Executor):
         restores = self._overwrites(inputs)
         if replay is not None:
             ops.thresholds.copy_(replay.thresholds(inputs).transpose(0, 1))
-        codes = draws.buffer.transpose(0, 1)
         with multiplied_by(ops.multiply):
-            x = model.feedback_latent(model.embed(inputs.of(codes)))
+            x = model.feedback_latent(model.embed(inputs.of(draws.buffer.transpose(0, 1))))
         if added is not None:
             x = x + inputs.of(added)
         x = x.repeat(1, rows // len(self._first), 1).flatten(0, 1)
@@ -137,11 +136,8 @@ class GraphExecutor(Executor):
         flags, scores = ops.flags.view(torch.bool).transpose(1, 2), ops.scores.transpose(1, 2)
         if replay is not None and count == 1:
             replay.advance(inputs, None, flags, scores)
-        after = inputs.index(codes, shift=1)
-        given = None if draws.given is None else draws.given.transpose(0, 1)[after].transpose(0, 1).flatten(0, 1)
         positions = (inputs.tokens(len(self._first), self._first.device).T + 1).flatten()
-        drawn, _ = draws.sampler.draw(ops.hidden.flatten(0, 1), positions, ops.logits, given)
-        codes[after] = drawn.view(len(self._first), count, -1).transpose(0, 1)
+        draws.draw(ops.hidden.flatten(0, 1), positions, ops.logits)
         self._first.add_(1)
         return Passed(flags, scores, restores, count) if count > 1 else Passed()
 
