@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import struct
-import weakref
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fastcar_cli.decoding.engine import Decode
-from fastcar_cli.errors import RequestError, RunError
-from fastcar_cli.system.files import empty_file, hidden_beside, publish, target_of
+from fastcar_cli.errors import RequestError
+from fastcar_cli.system.files import write_whole
+from fastcar_cli.weights.tensors import write_safetensors
 
 FORMAT = "fastcar prompts 1"
 _PARTS = ("keys", "values", "outputs")
-_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 class PrefillFile:
-    """A safetensors file, see `SavedPrefill`: written layer by layer where there is none, else read.
+    """A safetensors file, see `SavedPrefill`: written where there is none, else read.
 
-    What it holds is that of a model's weights, their format, an executor, the prompts and an attention window, all of
-    which are in its metadata; thresholds, drafts and the format of keys and values may change. Raises RequestError
-    for a file of another batch.
+    Its metadata name what decides its numbers: weights and their format, executor, prompts, attention window. Other
+    settings may change. Raises RequestError for a file of another batch, RunError where it can't be written.
     """
 
     def __init__(self, path: Path, decode: Decode, weights: str) -> None:
@@ -51,30 +46,28 @@ class PrefillFile:
         self._shapes = {f"{layer}.{part}": shapes[part] for layer in range(spec.decoder.layers) for part in _PARTS}
         self._shapes["hidden"] = [prompts.rows, spec.decoder.width]
         self._file: Any = self._opened() if path.exists() else None
-        self._to: BinaryIO | None = None
+        self._tensors: dict[str, Tensor] = {}
 
     def _opened(self) -> Any:
-        """The file, checked. Raises RequestError for another one."""
+        said = "does not hold a saved KV cache"
         try:
             file: Any = safe_open(str(self._path), framework="pt", device=str(self._model.device))
-            metadata: Mapping[str, str] = file.metadata() or {}
-            unlike = [part for part, value in self._key.items() if metadata.get(part) != value]
-            whole = unlike or all(file.get_slice(name).get_shape() == shape for name, shape in self._shapes.items())
+            metadata = file.metadata() or {}
+            other = next((part for part, value in self._key.items() if metadata.get(part) != value), None)
+            if other is None:
+                if all(file.get_slice(name).get_shape() == shape for name, shape in self._shapes.items()):
+                    return file
+                said = "is damaged"
+            elif other != "format":
+                said = f"holds those of another {other}"
         except (SafetensorError, OSError, ValueError) as e:
-            raise self._refusal(f"does not hold a saved KV cache: {e}") from None
-        if unlike:
-            said = "does not hold a saved KV cache" if unlike[0] == "format" else f"holds those of another {unlike[0]}"
-            raise self._refusal(said)
-        if not whole:
-            raise self._refusal("is damaged")
-        return file
-
-    def _refusal(self, said: str) -> RequestError:
-        return RequestError(said, key="keep_prefill", value=self._path, hint="give another name, or delete the file")
+            said = f"{said}: {e}"
+        hint = "give another name, or delete the file"
+        raise RequestError(said, key="keep_prefill", value=self._path, hint=hint) from None
 
     def read(self) -> Tensor | None:
         """See `SavedPrefill`."""
-        # A view would keep the whole file mapped.
+        # A view would hold the whole file mapped.
         return None if self._file is None else self._file.get_tensor("hidden").clone()
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,36 +76,13 @@ class PrefillFile:
         return keys, values, outputs
 
     def take(self, layer: int, keys: Tensor, values: Tensor, outputs: Tensor) -> None:
-        """See `SavedPrefill`. Raises RunError where the file can't be written."""
-        self._append(keys, values, outputs[:, outputs.shape[1] - self._last :])
+        """See `SavedPrefill`."""
+        tensors = (keys, values, outputs[:, outputs.shape[1] - self._last :])
+        for part, tensor in zip(_PARTS, tensors, strict=True):
+            self._tensors[f"{layer}.{part}"] = tensor.to("cpu", copy=True)
 
     def write(self, hidden: Tensor) -> None:
-        """See `SavedPrefill`. Raises RunError where the file can't be written."""
-        self._append(hidden)
-        assert self._to is not None
-        self._to.close()
-        publish(self._hidden, self._path, new=False)
-
-    def _append(self, *tensors: Tensor) -> None:
-        try:
-            if self._to is None:
-                self._hidden = hidden_beside(target_of(self._path), empty_file)
-                # A run that is stopped leaves nothing.
-                weakref.finalize(self, self._hidden.unlink, missing_ok=True)
-                self._to = self._hidden.open("wb")
-                self._to.write(self._header())
-            for tensor in tensors:
-                tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tofile(self._to)
-        except OSError as e:
-            raise RunError(f"{self._path} can't be written: {e.strerror}") from None
-
-    def _header(self) -> bytes:
-        """Of a safetensors file: the length of its JSON, then names with dtype, shape and place."""
-        entries: dict[str, Any] = {"__metadata__": self._key}
-        end, dtype = 0, self._model.dtype
-        for name, shape in self._shapes.items():
-            begin, end = end, end + torch.Size(shape).numel() * dtype.itemsize
-            entries[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": [begin, end]}
-        text = json.dumps(entries).encode()
-        text += b" " * (-len(text) % 8)
-        return struct.pack("<Q", len(text)) + text
+        """See `SavedPrefill`."""
+        tensors = self._tensors | {"hidden": hidden.cpu()}
+        write_whole(self._path, partial(write_safetensors, tensors=tensors, metadata=self._key))
+        self._tensors.clear()

@@ -173,18 +173,30 @@ def publish_folder(temporary: Path, path: Path) -> Path:
     raise AssertionError("names do not end")
 
 
-def write_whole(path: Path, data: bytes | str, *, new: bool = False) -> None:
-    """Write a file under a hidden name and `publish` it. Raises RunError, leaving what was there."""
+def write_whole(
+    path: Path,
+    data: bytes | str | Callable[[Path], None],
+    *,
+    new: bool = False,
+    hint: str = "finished files stay",
+) -> None:
+    """Write a file, by a function of its path or from data, under a hidden name and `publish` it.
+
+    Raises RunError, with the hint, and leaves what was there.
+    """
     temporary: Path | None = None
     with uninterrupted():
         try:
             if not new and path.exists():
                 require_regular(path)
             temporary = hidden_beside(path if new else target_of(path), empty_file)
-            temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+            if callable(data):
+                data(temporary)
+            else:
+                temporary.write_bytes(data.encode() if isinstance(data, str) else data)
             publish(temporary, path, new=new)
         except OSError as e:
-            raise RunError(f"{path} could not be written: {e.strerror or e}", hint="finished files stay") from None
+            raise RunError(f"{path} could not be written: {e.strerror or e}", hint=hint) from None
         finally:
             if temporary is not None:
                 with contextlib.suppress(OSError):

@@ -319,14 +319,14 @@ def _pieces(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[tuple[int, i
         yield begin, min(begin + step, shape[0])
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file, aligned to `ALIGNMENT`, and wait until it is on the disk. Raises OSError.
 
     The library's own writer copies every tensor first and lets them begin at any multiple of 8 bytes.
     """
     # What is no multiple of the alignment goes last, so that it moves nothing else.
     ordered = sorted(tensors.items(), key=lambda item: item[1].nbytes % ALIGNMENT != 0)
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"} if metadata is None else dict(metadata)}
     end = 0
     for name, tensor in ordered:
         begin, end = end, end + tensor.nbytes
