@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from support.processes import Run
 from support.vila_u import converted
 
-from fastcar_cli.convert import Calibration, Conversion, open_source
+from fastcar_cli.convert.calibrate import Calibration
+from fastcar_cli.convert.convert import Conversion
 from fastcar_cli.convert.rounding import calibrated, output_error
-from fastcar_cli.convert.source import target_format
+from fastcar_cli.convert.source import Source, target_format
 from fastcar_cli.models import load
 from fastcar_cli.weights.formats import FORMATS, unpack_int4
 from fastcar_lab import conversion_error
@@ -199,7 +200,7 @@ def other_prompts(file: Path) -> Path:
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs a list of mapped files")
 def test_what_was_rounded_plainly_is_gone_when_rounding_begins(make, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    source, seen = open_source(str(make())), []
+    source, seen = Source(str(make())), []
 
     def look(what: str, done: int, total: int) -> None:
         if what == "converting":

@@ -22,7 +22,7 @@ from fastcar_cli.checkpoints.open import spec_of
 from fastcar_cli.config.run_config import RunConfig
 from fastcar_cli.config.tau import Tau
 from fastcar_cli.convert.convert import Conversion
-from fastcar_cli.convert.source import open_source, padded, target_format
+from fastcar_cli.convert.source import Source, padded, target_format
 from fastcar_cli.decoding import trace
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay.replay import ReplayRule
@@ -190,7 +190,7 @@ def test_given_ids_need_the_context_frames_alone(acting: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "int4", "bfloat16"])
 def test_converted(acting: Path, tmp_path: Path, dtype: str) -> None:
-    source = open_source(str(acting))
+    source = Source(str(acting))
     spec = padded(source.spec, dtype)
     folder = tmp_path / dtype
     Conversion(source, folder, target_format(source, spec, dtype), spec).run()
@@ -203,7 +203,7 @@ def test_converted(acting: Path, tmp_path: Path, dtype: str) -> None:
 
 
 def test_int8_is_what_convert_makes(free: Path, tmp_path: Path) -> None:
-    source = open_source(str(free))
+    source = Source(str(free))
     Conversion(source, tmp_path / "int8", target_format(source, source.spec, "int8"), source.spec).run()
     loaded, converted = load(str(free), "int8").network, load(str(tmp_path / "int8")).network
     for name, tensor in loaded.state_dict().items():

@@ -19,7 +19,8 @@ from fastcar_cli.inputs.prompt_list import prompts_in
 from fastcar_cli.system.limits import cores
 
 if TYPE_CHECKING:
-    from fastcar_cli.convert import Conversion, Result, Source
+    from fastcar_cli.convert.convert import Conversion, Result
+    from fastcar_cli.convert.source import Source
 
 
 @options("runtime.threads")
@@ -49,9 +50,9 @@ def convert(
     debug: Debug = False,
 ) -> None:
     """Convert a model to weights that take less room and load at once; the same command resumes after a stop."""
-    from fastcar_cli.convert import Calibration, Conversion, open_source
-    from fastcar_cli.convert.convert import check_folder
-    from fastcar_cli.convert.source import DEPTH_DTYPES, DTYPES, padded, target_format
+    from fastcar_cli.convert.calibrate import Calibration
+    from fastcar_cli.convert.convert import Conversion, check_folder
+    from fastcar_cli.convert.source import DEPTH_DTYPES, DTYPES, Source, padded, target_format
 
     one_of("--dtype", dtype, DTYPES)
     one_of("--depth-dtype", depth_dtype, DEPTH_DTYPES)
@@ -70,7 +71,7 @@ def convert(
     threads = load_config(None, (), flags, surroundings()).runtime.threads
     torch.set_num_threads(threads or min(torch.get_num_threads(), cores()))
     terminal = console(quiet)
-    source = open_source(model)
+    source = Source(model)
     spec = padded(source.spec, dtype)
     if spec != source.spec:
         before, after = source.spec.decoder.mlp_width, spec.decoder.mlp_width

@@ -1,13 +1,13 @@
 """Calibration: tokens of some prompts go through the network part after part; each matrix is rounded for its inputs.
 
-The tokens are those of the prompts, as they are and blank for guidance, and visual ones that the model itself draws,
-with its weights plainly rounded: so no more than these, mapped, need be there at once. A part (the projector, a block,
-the depth transformer) sees what the rounded parts before it put out. In a block the maps are rounded in their order,
-so that each sees the rounded ones before it as well.
+The tokens are those of the prompts, blank ones for guidance, and visual ones that the plainly rounded model draws. A
+part (projector, block, depth transformer) gets the outputs of the rounded parts before it, and within a block each
+linear layer those of the rounded layers before it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,13 +37,11 @@ from fastcar_cli.system.files import file_text, write_whole
 from fastcar_cli.system.plain_data import parse_json
 
 MOST_PROMPTS = 32
-"""More would take memory for their tokens, and no model was seen to need them."""
-
 _TOKENS = 256
 """Visual tokens of a prompt, at least, in whole frames."""
 
 _POSITIONS = 2048
-"""Positions that the depth transformer is rounded for, at most: each is as many tokens of it as there are depths."""
+"""Positions that the depth transformer is rounded for, at most."""
 
 Read = Callable[[str], Tensor]
 """A parameter of the source by its name."""
@@ -78,15 +76,12 @@ class Calibration:
         return read + [list(tokenizer.blank()) for _ in self.prompts if guided]
 
     def bytes_of_states(self, spec: Spec, rows: Sequence[Sequence[int]]) -> int:
-        """Bytes on disk of what the tokens have come to: those behind a shard and those behind the one before it."""
+        """Bytes on disk of the states after a shard and after the one before it."""
         tokens = sum(len(row) + _frames(spec) * spec.tokens_per_frame - 1 for row in rows)
         return 2 * 4 * spec.decoder.width * tokens
 
     def draw(self, folder: Path, spec: ModelSpec, on_progress: Callable[[int, int], None]) -> Tensor:
-        """Codes int64 [P, T*N, depth] that the model converted into `folder` draws.
-
-        `on_progress(done, total)` counts videos.
-        """
+        """Codes int64 [P, T*N, depth] that the model in `folder` draws; `on_progress(done, total)` counts videos."""
         model = open_folder(folder).load()
         frames, codes = _frames(spec), []
         for seed, prompt in enumerate(self.prompts):
@@ -122,7 +117,7 @@ class Walk:
         self._rotary = Rotary(spec.decoder)
 
     def states(self) -> dict[str, Tensor]:
-        """All states, float32 [tokens, width], to be saved."""
+        """All states, to be saved."""
         return {"states": torch.cat(self._states)}
 
     def restore(self, file: Path) -> None:
@@ -138,7 +133,7 @@ class Walk:
 
     @torch.no_grad()
     def round(self, names: Sequence[str]) -> Iterator[Rounded]:
-        """Take the tokens through the part that the parameters of these names are of, and round its matrices."""
+        """Take the tokens through the part that has these parameters, and round its matrices."""
         first = names[0]
         if first.startswith("llm.layers."):
             yield from self._block(first[: first.index(".", len("llm.layers.")) + 1])
@@ -161,7 +156,7 @@ class Walk:
         run: Callable[[Tensor], Tensor],
         batches: Sequence[Tensor],
     ) -> Iterator[Rounded]:
-        """Round the maps of a module, those of a turn share their inputs; `run` takes a batch through the module."""
+        """Round linear layers of a module; those of a turn share inputs. `run` takes a batch through the module."""
         for turn in turns:
             maps = {f"{prefix}{path}.weight": cast(nn.Linear, module.get_submodule(path)) for path in turn}
             maps = {name: linear for name, linear in maps.items() if self._form.of(name) is not None}
@@ -241,27 +236,21 @@ def _through(block: Block, rotary: Rotary, x: Tensor) -> Tensor:
     return block(x[None], lambda q, k, v: attention(rotate(q, cos, sin), rotate(k, cos, sin), v))[0]
 
 
-class _InputsCollected(Exception):
-    """The inputs of a map have been added; what follows it is not needed."""
-
-
 def _gram(linear: nn.Linear, run: Callable[[Tensor], Tensor], batches: Sequence[Tensor]) -> Tensor:
-    """Sum of x x^T over the inputs x that a map gets when all batches are run, float32 [in, in]."""
+    """Sum of x x^T over the inputs x of a layer in all batches, float32 [in, in]."""
     width = linear.in_features
     gram = torch.zeros(width, width)
 
     def add(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         x = inputs[0].reshape(-1, width)
         gram.addmm_(x.T, x)
-        raise _InputsCollected
+        raise StopIteration  # what follows the layer is not needed
 
     hook = linear.register_forward_pre_hook(add)
     try:
         for batch in batches:
-            try:
+            with contextlib.suppress(StopIteration):
                 run(batch)
-            except _InputsCollected:
-                continue
     finally:
         hook.remove()
     return gram

@@ -1,13 +1,11 @@
 """A conversion: shard after shard into a working folder, which gets its name when it is whole.
 
-The working folder, FOLDER.partial, holds every finished shard, so that the same conversion resumes when it is begun
-again. What it converts from and to is written there first; another source or format does not resume it. A calibration
-writes there what it drew, and the states of its tokens after the last finished shard.
+The working folder, FOLDER.partial, first gets a description of source and format, with which alone the conversion
+resumes; then each finished shard, and of a calibration the tokens drawn and their states after the last shard.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import re
@@ -34,8 +32,8 @@ from fastcar_cli.weights.tensors import write_safetensors
 
 _LOCK, _PLAIN, _CODES, _STATES = ".lock", ".plain", ".codes.json", ".states"
 _MARGIN = 2**20
-"""Bytes of a folder that are no weights, at most."""
-
+"""Bytes of a folder that are not weights, at most."""
+_RESUME = "finished shards stay; the same command resumes"
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is: bytes, or videos where it draws."""
@@ -131,8 +129,8 @@ class Conversion:
                     read += self._bytes_before([name])
                     on_progress("converting", read, total)
                 if walk is not None:
-                    self._write(working / f"{_STATES}-{shard}", walk.states())
-                self._write(working / shard, tensors)
+                    _write(working / f"{_STATES}-{shard}", walk.states())
+                _write(working / shard, tensors)
                 for file in working.glob(f"{_STATES}-*"):
                     if file.name != f"{_STATES}-{shard}":
                         file.unlink()
@@ -204,22 +202,11 @@ class Conversion:
         if needed > free:
             raise RunError(
                 f"{self._folder} needs {gib(needed)} more, {gib(free)} are free on its disk",
-                hint="finished shards stay; the same command resumes",
+                hint=_RESUME,
             )
 
-    def _write(self, file: Path, tensors: dict[str, Tensor]) -> None:
-        hidden = file.with_name(f".{file.name}")
-        try:
-            write_safetensors(hidden, tensors)
-            hidden.replace(file)
-        except OSError as e:
-            raise _failed(file, e) from None
-        finally:
-            with contextlib.suppress(OSError):
-                hidden.unlink(missing_ok=True)
-
     def _finish(self, working: Path) -> None:
-        """Add the tokenizer, turn what was begun into what is there, and give the folder its name."""
+        """Add the tokenizer and config.json, and give the folder its name."""
         try:
             for file in self._source.checkpoint.text_files():
                 if file.is_file():
@@ -243,7 +230,9 @@ def check_folder(folder: Path) -> None:
         raise RequestError(f"there is no folder {folder.parent}", key="output", value=folder)
 
 
-def _failed(
-    path: Path, error: OSError, hint: str | None = "finished shards stay; the same command resumes"
-) -> RunError:
+def _write(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    write_whole(file, partial(write_safetensors, tensors=tensors), hint=_RESUME)
+
+
+def _failed(path: Path, error: OSError, hint: str | None = _RESUME) -> RunError:
     return RunError(f"{path} could not be written: {error.strerror or error}", hint=hint)

@@ -11,7 +11,7 @@ from torch import Tensor
 from fastcar_cli.checkpoints.converted import ConvertedCheckpoint
 from fastcar_cli.checkpoints.open import open_model
 from fastcar_cli.errors import Key, RequestError
-from fastcar_cli.models.checkpoint import Checkpoint, empty_network
+from fastcar_cli.models.checkpoint import empty_network
 from fastcar_cli.models.network import Spec
 from fastcar_cli.models.vila_u.network import ModelSpec
 from fastcar_cli.models.weight_format import WeightFormat
@@ -24,19 +24,18 @@ DTYPES = (*reversed(PACKED), "bfloat16")
 DEPTH_DTYPES = tuple(PACKED)
 
 _NARROW = 1024
-"""A narrower depth transformer stays int8 beside int4: it is small, and in int4 that of `table` costs more than all its
-blocks. VILA-U's, 2560 wide, is two fifths of what a step reads.
-"""
+"""A narrower depth transformer stays int8 beside int4: it is small and loses most by int4 (VILA-U's is 2560 wide)."""
 
 
 class Source:
-    """A checkpoint on this machine, read parameter by parameter. Raises RequestError for a converted one.
+    """A model by name or folder, read parameter by parameter. Raises RequestError for a converted one.
 
     `spec` is its own, with the public name that it was opened by; `stored` is the dtype of its weights, `floats` that
     of what stays in floats; `identity` says which model it is: name, digest of the weights, commit.
     """
 
-    def __init__(self, checkpoint: Checkpoint, model: str) -> None:
+    def __init__(self, model: str) -> None:
+        checkpoint = open_model(model)
         if isinstance(checkpoint, ConvertedCheckpoint):
             raise RequestError(
                 f"{model} is converted already, to {checkpoint.description.form.name}",
@@ -49,27 +48,19 @@ class Source:
         shapes = {name: tensor.shape for name, tensor in self.network.state_dict().items()}
         self._weights = Weights(checkpoint.components(self.network), shapes)
         self.stored = self._weights.read("llm.norm.weight").dtype
-        # Our own models run in float32 on a CPU, others in what they are published in, and no CPU runs float16.
+        # Bundled models run in float32 on a CPU, others in what they are published in; no CPU runs float16.
         self.floats = torch.float32 if self.stored == torch.float32 else checkpoint.FLOATS
         weights = checkpoint.identity
         self.identity = {"name": name or spec.name, "weights": weights.weights, "commit": weights.commit}
 
     def read(self, name: str, like: Tensor) -> Tensor:
-        """A parameter as it is stored, followed by zeros up to the shape of `like` (see `padded`).
-
-        Raises RequestError for one that holds NaN or infinite values.
-        """
+        """A parameter with zeros up to the shape of `like`. Raises RequestError for NaN or infinite values."""
         tensor = self._weights.read(name)
         self._weights.check_finite(name, tensor)
         if tensor.shape == like.shape:
             return tensor
         more = [n for have, want in zip(tensor.shape, like.shape, strict=True) for n in (want - have, 0)]
         return F.pad(tensor, more[::-1])
-
-
-def open_source(model: str) -> Source:
-    """A bundled model, a checkpoint of the hub, or a model folder. Raises RequestError for a converted one."""
-    return Source(open_model(model), model)
 
 
 def padded(spec: Spec, dtype: str) -> Spec:
@@ -84,10 +75,9 @@ def padded(spec: Spec, dtype: str) -> Spec:
 
 
 def target_format(source: Source, spec: Spec, dtype: str, depth: str | None = None) -> WeightFormat:
-    """What the weights of a source become; `depth` is that of the depth transformer beside int4.
+    """What the weights of a source become; `depth` is the format of the depth transformer beside int4.
 
-    Raises RequestError for widths that int4 can't divide into groups. A projector whose input is such a width stays in
-    floats.
+    A projector of a width that int4 can't divide into groups stays in floats; for others it raises RequestError.
     """
     if dtype == "bfloat16":
         return WeightFormat(dtype, torch.bfloat16)

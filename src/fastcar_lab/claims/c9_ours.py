@@ -37,12 +37,12 @@ def formats(study: Study) -> dict[str, tuple[tuple[str, Any], ...]]:
 def _converted(study: Study) -> Path:
     """The model in int4, converted into the study's folder where it is not there. Raises RequestError."""
     from fastcar_cli.convert.convert import Conversion
-    from fastcar_cli.convert.source import open_source, padded, target_format
+    from fastcar_cli.convert.source import Source, padded, target_format
 
     folder = study.folder / "int4-model"
     if not folder.is_dir():
         study.folder.mkdir(parents=True, exist_ok=True)
-        source = open_source(study.base.model)
+        source = Source(study.base.model)
         spec = padded(source.spec, "int4")
         Conversion(source, folder, target_format(source, spec, "int4"), spec).run()
     return folder
