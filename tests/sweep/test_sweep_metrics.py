@@ -202,7 +202,7 @@ network = AlexNet()
 file = Path(sys.argv[1]) / "alex.pth"
 torch.save(network.state_dict(), file)
 
-from fastcar_cli.media.lpips_metric import load_lpips
+from fastcar_cli.media.metrics import load_lpips
 from fastcar_cli.errors import RequestError
 from fastcar_cli.checkpoints.open import folder_of
 compare = load_lpips(file)

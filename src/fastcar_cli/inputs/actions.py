@@ -15,7 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fastcar_cli.config.lists import digits
 from fastcar_cli.errors import Key, RequestError, Text
-from fastcar_cli.media.arrays import SUFFIXES, numbers_in
+from fastcar_cli.media.reader import ARRAYS, numbers_in
 from fastcar_cli.system.files import read_text
 from fastcar_cli.system.plain_data import parse_json
 
@@ -41,7 +41,7 @@ def read_actions(path: Path, width: int, wanted: Sequence[int]) -> Rows:
         kind = "is a pipe or a device" if path.exists() else "there is no such file"
         raise RequestError("is a folder" if path.is_dir() else kind, key="actions", value=path)
     suffix = path.suffix.lower()
-    if suffix in SUFFIXES:
+    if suffix in ARRAYS:
         return actions_in(path, width, wanted, own=False)
     if suffix not in (".csv", ".tsv", ".json"):
         raise RequestError(f"unknown suffix {suffix!r}", key="actions", value=path, allowed=_ALLOWED)

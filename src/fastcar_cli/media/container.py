@@ -181,9 +181,9 @@ def _as_shown(frame: Any, aspect: Any, path: Path) -> Image8:
 
 def _turned(image: Image8, matrix: NDArray[np.int32], path: Path) -> Image8:
     """The image whose point (x, y) is shown at (a x + c y, b x + d y), of a matrix a, b, c, d; only signs count."""
-    if not matrix.any():  # some programs write zeros
-        return image
     a, b, c, d = np.sign(np.where(abs(matrix) < abs(matrix).max() / 100, 0, matrix))
+    if not (a or b or c or d):  # some programs write zeros
+        return image
     if a and d and not b and not c:
         return image[:: int(d), :: int(a)]
     if b and c and not a and not d:

@@ -1,16 +1,25 @@
-"""How far one video is from another, on decoded uint8 frames: PSNR, SSIM, MS-SSIM and the temporal error.
+"""How far one video is from another, on decoded uint8 frames: PSNR, SSIM, MS-SSIM, LPIPS and the temporal error.
 
-MS-SSIM is torchmetrics'; PSNR and SSIM equal scikit-image's to 1e-9, which a test holds. torchmetrics' own SSIM has
-another variance, and in the float64 that SSIM takes it is fifty times as slow.
+MS-SSIM is torchmetrics'; PSNR and SSIM equal scikit-image's to 1e-9. torchmetrics' SSIM has another variance.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fastcar_cli.errors import Key, RequestError
+from fastcar_cli.system.extras import need
+from fastcar_cli.system.files import why_unread
 
 Images = NDArray[np.uint8]
 """Frames [T, H, W, 3]."""
@@ -36,11 +45,7 @@ def error_of(psnr_db: float | None) -> float:
 
 
 def psnr(video: Images, reference: Images) -> tuple[list[float | None], float | None]:
-    """PSNR (dB) of each frame and of the whole video, from the mean squared error over all its pixels.
-
-    None means identical pixels. A mean of the frames' decibels would be infinite whenever one frame is
-    identical, and the first one always is.
-    """
+    """PSNR (dB) of each frame, and of the whole video from the error of all its pixels; None: identical pixels."""
     errors = np.square(video.astype(np.float64) - reference).mean((1, 2, 3))
     return [psnr_of(float(error)) for error in errors], psnr_of(float(errors.mean()))
 
@@ -66,10 +71,7 @@ def _window_sums(images: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def scales_of(side: int) -> int:
-    """How many of MS-SSIM's five scales fit frames whose shorter side this is; 0 where none does.
-
-    The coarsest scale must be larger than the window; torchmetrics asks the same of side / (scales - 1)^2.
-    """
+    """How many of MS-SSIM's five scales torchmetrics allows for frames of this shorter side; 0 where none."""
     return max((n for n in range(1, 6) if side // max(2 ** (n - 1), (n - 1) ** 2) >= GAUSS), default=0)
 
 
@@ -110,11 +112,9 @@ def beside(truth: Images, predicted: Images) -> Images:
 def compare(predicted: Images, truth: Images, context: int) -> dict[str, Any]:
     """How far the predicted frames of a clip are from the true ones, in total and frame by frame.
 
-    Both are uint8 [T, H, W, 3] and begin with `context` frames that are given, which are not counted: they show
-    the tokenizer alone. PSNR (dB, None where frames are identical) is that of all predicted pixels
-    together, SSIM and the temporal error (mean absolute error of the difference to the frame before, 0..255) are
-    means over frames; the first predicted frame's difference is to the last of the context. All totals are None
-    where no frame was predicted. Raises ValueError for clips of different shapes.
+    The `context` frames at the beginning of both, which are given, are not counted. PSNR (dB, None: identical) is that
+    of all predicted pixels together, SSIM and the temporal error are means over frames. All totals are None where no
+    frame was predicted. Raises ValueError for clips of different shapes.
     """
     if predicted.shape != truth.shape:
         raise ValueError(f"predicted {list(predicted.shape)}, truth {list(truth.shape)}")
@@ -131,3 +131,45 @@ def compare(predicted: Images, truth: Images, context: int) -> dict[str, Any]:
         "first_frame": context,
         "by_frame": {"psnr_db": each, "ssim": structure, "temporal": motion},
     }
+
+
+@cache
+def load_lpips(file: Path) -> Callable[[Images, Images], list[float]]:
+    """A function of two videos that gives LPIPS by frame (Zhang et al. 2018, package `lpips`).
+
+    The backbone's ImageNet weights, which the package would download, come from a file: torchvision's state dict of
+    AlexNet or VGG16. Raises RequestError where the extra or the file is missing, or the file holds something else.
+    """
+    import torch
+
+    package = need("lpips", (Key("metrics"), " lpips"))
+    if not file.is_file():
+        raise RequestError(
+            "there is no such file",
+            key="lpips_weights",
+            value=file,
+            hint="needed: torchvision's AlexNet or VGG16 state dict (alexnet-owt-7be5be79.pth)",
+        )
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        first = tuple(state["features.0.weight"].shape)
+        kind = {(64, 3, 11, 11): "alex", (64, 3, 3, 3): "vgg"}[first]
+    except Exception as e:  # whatever a damaged or foreign file does to the unpickler
+        said = f"is not a state dict of AlexNet or VGG16: {why_unread(e)}"
+        raise RequestError(said, key="lpips_weights", value=file) from None
+    # The package announces itself on standard output, where only results may be.
+    with contextlib.redirect_stdout(io.StringIO()), open(os.devnull, "w") as null, contextlib.redirect_stderr(null):
+        network = package.LPIPS(net=kind, pretrained=True, pnet_rand=True, verbose=False).eval()
+    backbone = network.net.state_dict()
+    try:
+        # slice3.6.weight of the package is features.6.weight of torchvision.
+        network.net.load_state_dict({k: state["features." + k.split(".", 1)[1]] for k in backbone})
+    except (KeyError, RuntimeError) as e:
+        raise RequestError(f"does not fit {kind}: {str(e).splitlines()[0]}", key="lpips_weights", value=file) from None
+
+    def by_frame(video: Images, reference: Images) -> list[float]:
+        v, r = (torch.from_numpy(a).permute(0, 3, 1, 2).float() / 127.5 - 1 for a in (video, reference))
+        with torch.inference_mode():
+            return [float(x) for x in network(v, r).reshape(-1)]
+
+    return by_frame

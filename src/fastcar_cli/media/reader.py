@@ -1,7 +1,6 @@
 """Reads frames from a video, a GIF, an image, a folder of images or an array, and recipes from videos.
 
-Each frame is decoded when it is requested, so unused frames of a long video cost nothing. Files are
-opened and handed over as streams: a playlist can't make a decoder read other files or addresses.
+Each frame is decoded when it is requested. Decoders get streams, so that a playlist can't make them read other files.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import contextlib
 import importlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from fastcar_cli.errors import RequestError, Text
-from fastcar_cli.media.arrays import SUFFIXES, numbers_in
+from fastcar_cli.errors import Key, RequestError, Text
 from fastcar_cli.media.container import in_hdr, on_ground, open_container, video_frames
-from fastcar_cli.system.files import file_text
+from fastcar_cli.system.files import OBJECTS, file_text, read_arrays, reason_of
 from fastcar_cli.system.plain_data import parse_json
 
 Image8 = NDArray[np.uint8]
@@ -38,6 +36,9 @@ _MOVING = ("PNG", "WEBP", "GIF", "AVIF")
 """Pillow's names of formats whose further images are frames (those of a JPEG are previews, of HEIF its parts)."""
 
 _MAYBE_HDR = ("AVIF", "HEIF", "PNG")
+
+ARRAYS = (".npz", ".npy")
+"""Suffixes of arrays of frames or actions."""
 
 _KEY = "image"
 """Of the frames in the files of iVideoGPT."""
@@ -82,14 +83,14 @@ def read_recipe(path: Path) -> dict[str, Any]:
 def frames_of(path: Path, key: str | None = None) -> Iterator[Image8OrFloat]:
     """The frames of an input in order, [H, W, 3] of 0 .. 255, all of one size: uint8, of an array of floats float32.
 
-    key: of the array in an .npz file; by default the only one with the shape of frames, or `image` of several.
-    Raises RequestError, at the frame where it shows, for what can't be read, and for frames of different sizes.
+    key: of the array in an .npz file, by default `image` or the only one with the shape of frames. Raises RequestError,
+    at the frame where it shows, for what can't be read and for another size.
     """
     if path.is_dir():
         images: Iterator[Image8OrFloat] = _folder(path)
     elif not path.is_file():
         raise _refused(path, "is a pipe or a device" if path.exists() else "there is no such file or folder")
-    elif path.suffix.lower() in SUFFIXES:
+    elif path.suffix.lower() in ARRAYS:
         images = _array(path, key)
     else:
         images = _file(path)
@@ -207,3 +208,44 @@ def _array(path: Path, key: str | None) -> Iterator[Image8OrFloat]:
 
 def _like_frames(shape: tuple[int, ...]) -> bool:
     return len(shape) == 4 and shape[3] == 3 and 0 not in shape[1:]
+
+
+def numbers_in(
+    file: Path,
+    option: str,
+    names: Sequence[str],
+    fits: Callable[[tuple[int, ...]], bool],
+    needed: str,
+    key: str | None = None,
+) -> tuple[NDArray[Any], Text]:
+    """The array of an .npz or .npy file called `key`, else one of `names`, else the only one that fits, and its name.
+
+    `fits` says whether an array has the shape `needed`; the name is for errors. Raises RequestError that names the
+    option for files that can't be read, none or several such arrays, and other shapes or dtypes.
+    """
+    try:
+        arrays = read_arrays(file)
+    except (OSError, ValueError) as e:
+        kind, why = file.suffix.lower().removeprefix("."), reason_of(e)
+        said = f"can't be read: {why}" if why == OBJECTS else f"is not an {kind} file, or a damaged one ({why})"
+        raise RequestError(said, key=option, value=file) from None
+    listed = ", ".join(f"{name} {list(array.shape)}" for name, array in [*arrays.items()][:12]) or "none"
+    if key is not None and key not in arrays:
+        raise RequestError(f"{file} has no such array", key="key", value=key, hint=f"its arrays: {listed}")
+    named = [name for name in ([*names] if key is None else [key]) if name in arrays]
+    found = named[:1] or [name for name, array in arrays.items() if fits(array.shape)] or [*arrays]
+    if len(found) != 1:
+        hint: Text = (Key("key"), " names one; ") if option == "input" else ""
+        raise RequestError(
+            f"holds no array {names[0]!r}, and not just one of shape {needed}",
+            key=option,
+            value=file,
+            hint=(hint, f"its arrays: {listed}"),
+        )
+    array = arrays[found[0]]
+    what = (Key(option), f" {file}" + (f", array {found[0]!r}" if found[0] else ""))
+    if not fits(array.shape):
+        raise RequestError(f"has shape {list(array.shape)}, needed: {needed}", where=what)
+    if array.dtype.kind not in "uif":
+        raise RequestError(f"has dtype {array.dtype}, needed: numbers", where=what)
+    return array, what

@@ -1,7 +1,6 @@
-"""Frames to files: MP4 (H.264), GIF, or a folder of PNGs, by the suffix of the name.
+"""Frames and the recipe to a file: MP4 (H.264), GIF, or a folder of PNGs, by the suffix of the name.
 
-A file appears under its final name only when it is whole: frames go to a hidden file beside it, which is renamed at
-the end. The file holds the video's recipe.
+Frames go to a hidden file beside it, which is renamed when it is whole.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from fastcar_cli.system.files import (
     hidden_beside,
     publish,
     publish_folder,
+    reason_of,
     set_aside,
     target_of,
 )
@@ -65,10 +65,9 @@ def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> N
         raise RequestError(f"{path}: the folder {parent} is not writable")
     try:
         path.lstat()
-    except FileNotFoundError:
-        pass
     except OSError as e:
-        raise RequestError(f"{path.name[:80]}: {e.strerror}") from None
+        if not isinstance(e, FileNotFoundError):
+            raise RequestError(f"{path.name[:80]}: {e.strerror}") from None
     if path.suffix and path.is_dir():
         raise RequestError(f"{path} is a folder")
     if path.exists() and not (path.is_file() or path.is_dir()):
@@ -88,10 +87,7 @@ def _recipe(path: Path) -> dict[str, Any] | None:
 
 
 def default_name(prompt: str, seed: int, folder: Path = Path("."), suffix: str = ".mp4") -> Path:
-    """A name from prompt and seed, `a-red-ball-s7.mp4`; a writer with `new` adds `-2`, `-3`, ... where it is taken.
-
-    Letters, marks and digits of every script stay, at most 60 of them and 150 bytes.
-    """
+    """A name from prompt and seed, `a-red-ball-s7.mp4`: at most 60 letters, marks and digits, and 150 bytes."""
     letters = (c if unicodedata.category(c)[0] in "LMN" else " " for c in unicodedata.normalize("NFC", prompt.lower()))
     slug = "-".join("".join(letters).split())[:60].encode()[:150].decode(errors="ignore").rstrip("-") or "video"
     return folder / f"{slug}-s{seed}{suffix}"
@@ -99,11 +95,10 @@ def default_name(prompt: str, seed: int, folder: Path = Path("."), suffix: str =
 
 @dataclass
 class Writer:
-    """Takes frames one by one and closes to a whole file, or to nothing.
+    """Takes frames one by one and closes to a whole file, or to nothing; a context manager, which aborts on exceptions.
 
-    Used as a context manager it closes at the end and aborts on an exception. `path` is the requested name, and
-    after `close` the one that the file got; `width` and `height` are those of the frames in the file, in pixels.
-    With `aside` another video of this name is renamed to `renamed`.
+    `path` is the requested name, after `close` the one that the file got; `width` and `height` (px) are those of its
+    frames. With `aside` another video of this name is renamed to `renamed`.
     """
 
     path: Path
@@ -128,9 +123,8 @@ class Writer:
         """Append one frame, uint8 [H, W, 3]."""
         if self.scale > 1:
             h, w = image.shape[:2]
-            image = np.asarray(
-                Image.fromarray(image).resize((w * self.scale, h * self.scale), Image.Resampling.BICUBIC)
-            )
+            larger = Image.fromarray(image).resize((w * self.scale, h * self.scale), Image.Resampling.BICUBIC)
+            image = np.asarray(larger)
         self.height, self.width = (side - side % self._divisor for side in image.shape[:2])
         image = np.ascontiguousarray(image[: self.height, : self.width])
         with uninterrupted():
@@ -140,10 +134,9 @@ class Writer:
 
     def close(self) -> None:
         """Finish the file and give it its name; without a frame it leaves no file."""
-        if self._done:
-            return
         if not self.frames:
             self.abort()
+        if self._done:
             return
         with uninterrupted():
             with self._guard():
@@ -163,8 +156,7 @@ class Writer:
             yield
         except (OSError, ValueError, RuntimeError) as e:
             self.abort()
-            why = (isinstance(e, OSError) and e.strerror) or e
-            raise RunError(f"{self.path} could not be written: {why}") from None
+            raise RunError(f"{self.path} could not be written: {reason_of(e)}") from None
 
     def _open(self) -> None: ...
 
@@ -206,20 +198,19 @@ class _Mp4Writer(_FileWriter):
         from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 
         super()._open()
-        # PyAV prints errors after the first that a full disk raises. FFmpeg opens the file again by its name, where a
-        # colon ends a protocol unless the name is absolute.
+        # PyAV prints further errors of a full disk. FFmpeg opens the file again by its name, where a colon ends a
+        # protocol unless the name is absolute.
         self._file = LenientFile(self._hidden.absolute(), "w")
         flags = {"movflags": "+faststart+use_metadata_tags"}
         self._container: Any = av.open(self._file, "w", format="mp4", options=flags)
         self._container.metadata["comment"] = json.dumps(self.recipe)
-        # Without these options the same frames may be coded differently: x264's fast paths read scratch memory, and
-        # threads share the work as they happen to run.
+        # With other options and threads, x264 may code the same frames differently.
         options = {"crf": "16", "preset": "medium", "x264-params": "cpu-independent=1"}
         self._stream: Any = self._container.add_stream("libx264", self.fps, options=options)
         self._stream.pix_fmt = "yuv420p"
         encoder = self._stream.codec_context
         encoder.thread_count = 1
-        # The frames become BT.601 in limited range. Players take untagged large ones for BT.709.
+        # Players would take large frames without tags for BT.709.
         encoder.colorspace, encoder.color_range = Colorspace.ITU601, ColorRange.MPEG
         encoder.color_primaries, encoder.color_trc = 1, 13  # of sRGB: BT.709's primaries, IEC 61966-2-1
         # PyAV's own one belongs to the thread, with threads of its own that a later fork would wait for.
@@ -257,10 +248,7 @@ class _Mp4Writer(_FileWriter):
 
 
 class _GifWriter(_FileWriter):
-    """Keeps the frames: one palette for the whole clip needs them all.
-
-    Written with Pillow's parts, because Pillow's `save` joins equal frames into one.
-    """
+    """One palette for all frames. Written with Pillow's parts, because its `save` joins equal frames into one."""
 
     def _open(self) -> None:
         super()._open()
@@ -274,7 +262,7 @@ class _GifWriter(_FileWriter):
         strip = Image.new("RGB", (size[0], size[1] * len(self._images)))
         for i, image in enumerate(self._images):
             strip.paste(image, (0, i * size[1]))
-        # Few colors stay as they are. Of many, median cut gives nearly all to a ground that fills most of the frame.
+        # Few colours stay as they are. Of many, median cut would give nearly all to a large ground.
         method = Image.Quantize.FASTOCTREE if strip.getcolors(256) is None else Image.Quantize.MEDIANCUT
         palette = strip.quantize(256, method, dither=Image.Dither.NONE)
         frames = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in self._images]
@@ -315,10 +303,10 @@ class _PngWriter(Writer):
 def open_writer(
     path: Path, *, fps: int, scale: int = 1, recipe: dict[str, Any], new: bool = False, aside: bool = False
 ) -> Writer:
-    """A writer for this name. An existing file is replaced; with `new` the new file's name is numbered instead, with
-    `aside` another video is renamed first.
+    """A writer for this name. Raises RequestError for one that can't be written.
 
-    A folder of PNGs is always new. Raises RequestError for a name that can't be written.
+    An existing file is replaced; with `new`, and for a folder, the new name is numbered instead; with `aside` another
+    video is renamed first.
     """
     check_target(path, fps)
     if not (parent := target_of(path).parent).is_dir():

@@ -15,7 +15,7 @@ from fastcar_cli.models.network import Spec
 
 @dataclass(frozen=True)
 class ClipFiles:
-    """Files of inputs, not yet read; `actions` is one file for all of them or one each, `use` selects frames."""
+    """Files of inputs, not yet read; `actions` is one file for all or one each, `use` selects frames."""
 
     files: tuple[Path, ...] = ()
     actions: tuple[Path, ...] = ()
@@ -46,10 +46,7 @@ class ClipFiles:
         return all(len([*islice(frames_of(file, self.use.key), 2)]) == 1 for file in self.files)
 
     def read(self, spec: Spec, model: str, frames: int, *, whole: bool = False) -> list[Excerpt]:
-        """The part of each that a model is given for so many frames in all; `whole`: none may be missing.
-
-        Raises RequestError as `read_clip` does, and for a goal that the model doesn't take.
-        """
+        """What a model gets of each for so many frames in all. Raises RequestError as `read_clip` does."""
         if spec.contexts and self.use.goal:
             raise RequestError(f"the model {model!r} takes none", key="goal", hint="leave it out")
         height, width = spec.frame_size
@@ -66,6 +63,5 @@ class ClipFiles:
             goal=self.use.goal,
             last=bool(spec.contexts),
         )
-        actions: list[Path | None] = [*self.actions] if len(self.actions) == len(self.files) else []
-        actions = actions or [self.actions[0] if self.actions else None] * len(self.files)
+        actions = self.actions if len(self.actions) == len(self.files) else (*self.actions, None)[:1] * len(self.files)
         return [read_clip(file, wanted, own, self.use.key) for file, own in zip(self.files, actions, strict=True)]

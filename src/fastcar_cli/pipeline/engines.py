@@ -1,7 +1,6 @@
-"""Run tasks in this process, or on a Ray cluster with one worker a device.
+"""Run tasks in this process, or on a Ray cluster, which repeats the task of a lost worker.
 
-Workers send their results here, and only this process writes files, so workers need no shared disk. Ray repeats the
-task of a lost worker elsewhere.
+Only this process writes files, so workers need no shared disk.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ class TaskWorker(Protocol):
     base: VideoPipeline
 
     def work(self, task: Any) -> Iterator[Any]:
-        """What is found in a task, as soon as it is."""
+        """The findings of a task, as they come."""
 
     def again(self) -> Callable[[], TaskWorker]:
         """What makes the same worker in another process; it can be pickled."""
 
 
 class Engine(Protocol):
-    """Works on tasks: findings of every task, in any order of tasks, as they come. `workers` do one each at a time."""
+    """Gives the findings of tasks in any order, as they come. `workers` do one task each at a time."""
 
     workers: int
 
@@ -86,7 +85,7 @@ _workers: dict[str, TaskWorker] = {}
 
 
 def _work(key: str, make: Callable[[], TaskWorker], task: Any) -> list[Any]:
-    """Do a task in this process, which keeps the worker of a run for the next one."""
+    """Do a task in this process, which holds the worker of a run for its next task."""
     if key not in _workers:
         _workers.clear()
         _workers[key] = make()
@@ -96,8 +95,7 @@ def _work(key: str, make: Callable[[], TaskWorker], task: Any) -> list[Any]:
 def _knock(address: str, where: Text) -> None:
     """Refuse an address where nothing listens; Ray itself would try for minutes and then end the process."""
     match = re.fullmatch(r"(?:ray://)?(.+):(\d+)", address)
-    if match is None:
-        # "auto" and the like, which Ray looks up by itself.
+    if match is None:  # "auto" and the like, which Ray looks up by itself
         return
     try:
         socket.create_connection((match[1], int(match[2])), timeout=10).close()
@@ -116,22 +114,22 @@ class _RayEngine:
     def __init__(self, worker: TaskWorker, address: str | None, workers: int | None) -> None:
         """Connect. Raises RequestError where Ray is not installed or no cluster answers."""
         ray = need("ray", (Key("engine"), " ray"))
-        self._ray: Any = ray
-        self._mine = not ray.is_initialized()
+        self._ray, self._mine = ray, not ray.is_initialized()
         threads = worker.base.config.runtime.threads or 1
         on_gpu = worker.base.model.network.device.type == "cuda"
         if self._mine:
-            options: dict[str, Any] = {"log_to_driver": False, "include_dashboard": False, "logging_level": "ERROR"}
-            where: Text = "starting Ray here"
-            if address is not None:
-                where = Key("address"), f" {address}"
-            elif (address := os.environ.get("RAY_ADDRESS")) is not None:
+            options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+            where: Text = (Key("address"), f" {address}")
+            if address is None and (address := os.environ.get("RAY_ADDRESS")) is not None:
                 where = f"RAY_ADDRESS={address}"
             if address is not None:
                 _knock(address, where)
-                options = {"log_to_driver": False, "logging_level": "ERROR", "address": address}
-            elif workers is not None and not on_gpu:
-                options["num_cpus"] = workers * threads
+                options["address"] = address
+            else:
+                where = "starting Ray here"
+                options["include_dashboard"] = False
+                if workers is not None and not on_gpu:
+                    options["num_cpus"] = workers * threads
             try:
                 with restored_sigterm():
                     ray.init(**options)
@@ -148,7 +146,7 @@ class _RayEngine:
             self.close()
             raise RequestError(f"no node of the cluster has what a worker needs ({needed})", key="engine", value="ray")
         self.workers = min(room, workers or room)
-        # More than fit are submitted when nothing bounds them, so that nodes that join later have work as well.
+        # Unbounded, more are submitted than fit, so that nodes that join later have work.
         self._in_flight = workers or 2 * room
 
     def __call__(self, tasks: Iterable[Any]) -> Iterator[Any]:
@@ -172,8 +170,7 @@ class _RayEngine:
         from ray.exceptions import RayError, RayTaskError
 
         try:
-            findings: list[Any] = self._ray.get(reference)
-            return findings
+            return self._ray.get(reference)
         except RayTaskError as e:
             if isinstance(e.cause, FastcarError):
                 raise e.cause from None

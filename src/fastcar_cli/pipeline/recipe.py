@@ -1,7 +1,6 @@
-"""The recipe that a video carries: what decides its tokens, and nothing of the machine it was made on.
+"""The recipe that a video carries: what decides its tokens and look, and no path, device or number of threads.
 
-Videos are shared. So a recipe names no path, device or number of threads, and of a stranger's recipe nothing else is
-taken than what makes the same tokens (and the look of the file); what it leaves open is the user's to say.
+Of a stranger's recipe nothing else is taken.
 """
 
 from __future__ import annotations
@@ -22,16 +21,8 @@ from fastcar_cli.models.checkpoint import Identity, LoadedModel
 from fastcar_fpga import load_preset
 
 _TAKEN = (
-    "model",
-    "generation.frames",
-    "generation.context",
-    "generation.size",
-    "sampling",
-    "replay",
-    "attention",
-    "backend",
-    "runtime.dtype",
-    "video",
+    *("model", "generation.frames", "generation.context", "generation.size", "sampling", "replay", "attention"),
+    *("backend", "runtime.dtype", "video"),
 )
 _DECIDED = ("generation.seed", "generation.samples")
 
@@ -39,10 +30,9 @@ _DECIDED = ("generation.seed", "generation.samples")
 def recipe_of(
     run: RunConfig, loaded: LoadedModel, source: Identity, prompt: Prompt, seed: int, ids: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """The recipe of one video of a resolved run: prompt, seed, settings, which model and which weights, version.
+    """The recipe of one video of a resolved run: prompt, seed, settings, model and weights, version.
 
-    `ids` are those of a prompt of frames, which stand for the frames: they take a few bytes, and another machine
-    might read the same frames as others. Beside them are the actions; of the input there is its name.
+    A prompt of frames is stored as its `ids`, actions and name: few bytes, which mean the same on every machine.
     """
     model, preset = run.model, run.backend.preset
     settings = {k: v for k, v in flat(run.to_dict()).items() if k.startswith(_TAKEN)}
@@ -78,10 +68,9 @@ def prompt_of(recipe: dict[str, Any], source: str) -> Prompt:
 
 
 def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-    """Dotted keys to take from a recipe that was read from `source`, and notes for the user.
+    """Dotted keys to take from the recipe in `source` besides those `given` by the user, and notes for the user.
 
-    `given` are the keys that the user gives. Raises RequestError where the recipe leaves open what has to be known,
-    or holds what no run allows.
+    Raises RequestError where the recipe leaves open what has to be known, or holds what no run allows.
     """
     settings = flat(current(recipe["settings"]))
     taken = {k: v for k, v in settings.items() if k.startswith(_TAKEN) and k not in given}
@@ -89,10 +78,10 @@ def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> 
     # Anybody can put files under another revision of a public repository, as a pull request.
     known = isinstance(model, str) and public_name(model) and re.fullmatch(r"[^@]+(@[0-9a-f]{40})?", model)
     if "model" not in given and not known:
-        raise RequestError(
-            f"{source} was made with a model of its owner, {_name(recipe, model)!r}",
-            hint=("give its folder: ", Key("model")),
-        )
+        written = recipe.get("model")
+        name = written.get("name") if isinstance(written, dict) else _last(model)
+        hint = "give its folder: ", Key("model")
+        raise RequestError(f"{source} was made with a model of its owner, {name!r}", hint=hint)
     if preset not in fpga_presets():
         taken.pop("backend.preset", None)
         if settings.get("backend.name") == "fpga-sim" and not {"backend.preset", "backend.name"} & {*given}:
@@ -118,18 +107,11 @@ def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> 
 def same_weights(recipe: dict[str, Any], source: str, model: str, loaded: Identity) -> list[str]:
     """The note for the user where a model is not the one that the recipe was made with."""
     written = recipe.get("model")
-    if not isinstance(written, dict) or "weights" not in written:
+    if not isinstance(written, dict) or written.get("weights", loaded.weights) == loaded.weights:
         return []
     commit = written.get("commit")
-    if written["weights"] == loaded.weights:
-        return []
     other = f" (commit {commit}; {model.partition('@')[0]}@{commit} names it)" if commit and loaded.commit else ""
     return [f"{source} was made with other weights than {model!r} has{other}: tokens will differ"]
-
-
-def _name(recipe: dict[str, Any], model: Any) -> Any:
-    written = recipe.get("model")
-    return written.get("name") if isinstance(written, dict) else _last(model)
 
 
 def _last(path: Any) -> Any:

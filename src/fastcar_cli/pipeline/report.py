@@ -1,7 +1,4 @@
-"""Reports of one batch: replay counts, decisions, emulated cycles, the JSON document.
-
-All statistics of a run are read here, from what the engine counted on tensors, once it is asked.
-"""
+"""Reports of one batch, read from what the engine counted: replay, decisions, emulated cycles, the JSON document."""
 
 from __future__ import annotations
 
@@ -22,10 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Run:
-    """A decoded batch: its prompts, and the time of its parts.
+    """A decoded batch; times are wall seconds.
 
-    `load_seconds`, `vision` (codes to pixels), `first_frame` and `total` (both with the loading) are wall seconds;
-    `preset` is the accelerator of fpga-sim.
+    `vision` is codes to pixels, `first_frame` and `total` include the loading; `preset` is the accelerator of fpga-sim.
     """
 
     decode: Decode
@@ -50,7 +46,7 @@ class Run:
         return decode.replay.stats(decode.passed, decode.prompts.rows_of(video))
 
     def decisions(self) -> Decisions:
-        """Replay decisions of all rows of the batch, whole frames only."""
+        """Replay decisions of all rows in whole frames. Raises ValueError before the first."""
         from fastcar_fpga import Decisions
 
         decode, settings = self.decode, self.decode.settings
@@ -111,23 +107,16 @@ class Run:
             self._emulated = decode.passed, emulate(self.preset, self.decisions())
         return self._emulated[1]
 
-    def _controlled(self, video: int) -> dict[str, Any]:
-        """Report keys of the controller; all None where tau is given."""
-        target, replay = self.decode.settings.rule.target, self.decode.replay
-        if target is None or replay is None or replay.controller is None:
-            return {"controller": None, "target": None, "taus": None}
-        return {"controller": target.scope, "target": target.ratio, "taus": replay.controller.taus(video)}
-
     def document(self, video: int) -> dict[str, Any]:
         """The JSON document of one video (docs/json.md), without `video.path`."""
         decode, settings = self.decode, self.decode.settings
         network = decode.model
         spec, clock, reading = network.spec, decode.clock, self.readings[video]
         height, width = spec.frame_size
-        stats, emulated = self.replay_stats(video), self.emulated()
-        done = decode.done
-        # On a GPU the host does not see when an MLP ends.
+        stats, emulated, done = self.replay_stats(video), self.emulated(), decode.done
+        target, controller = settings.rule.target, decode.replay and decode.replay.controller
         encode = clock.reading if spec.layout.context else 0.0
+        # On a GPU the host does not see when an MLP ends.
         timed = clock.decode and network.device.type == "cpu"
         return {
             "version": __version__,
@@ -152,7 +141,9 @@ class Run:
                 "score": settings.rule.score,
                 "tas": settings.rule.tas_definition,
                 "gate": "pair" if settings.rule.pairs else "row",
-                **self._controlled(video),
+                "controller": target.scope if target and controller else None,
+                "target": target.ratio if target and controller else None,
+                "taus": controller.taus(video) if target and controller else None,
             },
             "draft": decode.drafts_of(video),
             "timing": {

@@ -36,9 +36,9 @@ T = TypeVar("T")
 
 
 def resolve(model: LoadedModel, config: RunConfig) -> RunConfig:
-    """The configuration with the model's own choice for what it leaves open.
+    """The configuration with the model's choice for all that is open but `generation.seed`.
 
-    Only `generation.seed` and what means "none" stay open. Raises RequestError for what this model can't do.
+    Raises RequestError for what this model can't do.
     """
     spec, own, replay, draft = spec_in(model, config), model.defaults, config.replay, config.draft
     frames = spec.frames if config.generation.frames is None else config.generation.frames
@@ -49,9 +49,8 @@ def resolve(model: LoadedModel, config: RunConfig) -> RunConfig:
     replay.tau.by_layer(spec.decoder.layers)
     _check_ratio(config, decoded_frames(spec, frames), spec.layout)
     if sampling.cfg != 1.0 and not spec.layout.guided:
-        raise RequestError(
-            f"the model {model.name!r} has no guidance", key="cfg", value=f"{sampling.cfg:g}", allowed="1"
-        )
+        said = f"the model {model.name!r} has no guidance"
+        raise RequestError(said, key="cfg", value=f"{sampling.cfg:g}", allowed="1")
     gate = "pair" if (replay.gate or own.gate) == "pair" and sampling.cfg != 1.0 else "row"
     kind, window = draft.kind or "auto", _draft_length(config, spec.tokens_per_frame)
     backend, executor = config.backend, config.runtime.executor
@@ -153,15 +152,14 @@ def decoded_frames(spec: Spec, frames: int) -> int:
 
 
 def _check_frames(name: str, spec: Spec, frames: int) -> None:
-    """Refuse videos that are longer than the model has positions for, and such that end within a frame of codes."""
+    """Refuse videos longer than the model has positions for, and ends within a latent frame. Raises RequestError."""
     context, step = spec.pictures(spec.layout.context), spec.frame_spec.pictures
     least, longest = context + step if context else 1, spec.longest
     allowed = f"{least} to {longest}" if step == 1 else ", ".join(map(str, range(least, longest + 1, step)))
     if least <= frames <= longest and (frames - 1) % step == 0:
         return
     if frames > spec.frames == longest:
-        why = f"was trained on {spec.frames} frames and has no position for more"
-        said = f"the model {name!r} {why}"
+        said = f"the model {name!r} was trained on {spec.frames} frames and has no position for more"
     elif frames > longest:
         tokens = (spec.layout.prefix or 0) + (frames - spec.layout.context) * spec.tokens_per_frame
         said = f"{tokens} tokens, the model {name!r} has {spec.decoder.max_positions} positions"
@@ -211,9 +209,8 @@ def resolve_device(device: str) -> str:
             raise RequestError("no CUDA device here", key="device", value=device, allowed="cpu, auto")
         index = int(device.partition(":")[2] or 0)
         if index >= torch.cuda.device_count():
-            raise RequestError(
-                f"there are {torch.cuda.device_count()} CUDA devices, counted from 0", key="device", value=device
-            )
+            said = f"there are {torch.cuda.device_count()} CUDA devices, counted from 0"
+            raise RequestError(said, key="device", value=device)
     return device
 
 

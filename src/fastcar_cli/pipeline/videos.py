@@ -23,14 +23,9 @@ class Frame:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Video:
-    """A finished video.
+    """A finished video: pixels uint8 [frames, height, width, 3], frames a second.
 
-    Attributes:
-        frames: pixels, uint8 [frames, height, width, 3].
-        fps: frames a second.
-        report: what `fastcar generate --json` prints of it.
-        recipe: what makes it again; `save` writes it into the file.
-
+    `report` is what `fastcar generate --json` prints of it; `recipe`, which `save` writes too, makes it again.
     """
 
     frames: NDArray[np.uint8]
@@ -45,13 +40,9 @@ class Video:
         """
         from fastcar_cli.media import open_writer
 
-        writer = open_writer(Path(path), fps=self.fps, scale=scale, recipe=self.recipe)
-        try:
+        with open_writer(Path(path), fps=self.fps, scale=scale, recipe=self.recipe) as writer:
             for frame in self.frames:
                 writer.add(frame)
-            writer.close()
-        finally:
-            writer.abort()
         return Path(path)
 
     def __repr__(self) -> str:

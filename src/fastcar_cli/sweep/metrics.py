@@ -54,7 +54,7 @@ class Scorer:
     lpips: Path | None = None
 
     def _lpips(self) -> _Kind:
-        from fastcar_cli.media.lpips_metric import load_lpips
+        from fastcar_cli.media.metrics import load_lpips
 
         assert self.lpips is not None
         return load_lpips(self.lpips)
