@@ -19,8 +19,8 @@ from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.sampling import SamplingSettings
-from fastcar_cli.profile.draft_profile import draft_table, needed
 from fastcar_cli.profile.machine import Machine
+from fastcar_cli.profile.profile_report import draft_table, needed
 from fastcar_cli.profile.profiler import (
     Shape,
     measure_step,

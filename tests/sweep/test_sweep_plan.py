@@ -14,7 +14,7 @@ from support.sweeping import BALL, sweep
 
 from fastcar_cli.config.lists import parse_seeds, parse_shard, shard_of
 from fastcar_cli.errors import RequestError
-from fastcar_cli.sweep.grid import Cell, Grid, parse_taus, parse_windows, read_prompts
+from fastcar_cli.sweep.grid import Cell, Grid, join_prompts, parse_taus, parse_windows
 
 numbers = st.floats(-50, 50).map(lambda x: round(x, 3))
 plans = st.builds(
@@ -72,9 +72,9 @@ def test_every_cell_has_its_dense_reference_in_the_grid(grid: Grid) -> None:
 def test_prompt_files(tmp_path: Path) -> None:
     text, vbench = tmp_path / "p.txt", tmp_path / "p.json"
     text.write_text("\ufeff a ball \n\n a star\n", encoding="utf-8")
-    assert read_prompts(text)[0] == ["a ball", "a star"]
+    assert join_prompts([], text)[0] == ["a ball", "a star"]
     vbench.write_text(json.dumps([{"prompt_en": "a", "dimension": ["x"]}, {"prompt_en": "b"}, {"prompt_en": "a"}]))
-    prompts, notices = read_prompts(vbench)
+    prompts, notices = join_prompts([], vbench)
     assert prompts == ["a", "b"] and "1 entries repeat" in notices[0]
 
 

@@ -78,14 +78,14 @@ def dry_run(run: RunConfig, videos: int, at_once: int, as_json: bool, quiet: boo
 
 def _time(run: RunConfig, plan: MemoryPlan, spec: Spec, videos: int, at_once: int) -> tuple[float, str]:
     """Seconds of the run, and how they come about."""
-    from fastcar_cli.profile.expected import SMALL, by_bandwidth, measured
+    from fastcar_cli.profile.profiler import SMALL, expected_by_bandwidth, expected_by_steps
 
     if plan.weights <= SMALL:
-        return measured(run, videos, at_once)
+        return expected_by_steps(run, videos, at_once)
     spec = spec.continuing(run.generation.context)
     pictures = (run.generation.frames or spec.frames) - spec.pictures(spec.layout.context)
     frames = max(1, pictures // spec.frame_spec.pictures) * -(-videos // at_once)
-    return by_bandwidth(plan, frames * spec.tokens_per_frame)
+    return expected_by_bandwidth(plan, frames * spec.tokens_per_frame)
 
 
 def _on_the_hub(model: str, repository: str) -> tuple[Path | None, dict[str, int]]:

@@ -137,7 +137,7 @@ def _measured(what: ProfileSettings) -> dict[str, Any]:
 
 def _emulated(model: str, lengths: list[int], rows: int | None, fpga: str | None) -> dict[str, Any]:
     from fastcar_cli.checkpoints.open import spec_of
-    from fastcar_cli.profile.emulated import emulated_lengths
+    from fastcar_cli.profile.profile_report import emulated_lengths
 
     spec = spec_of(model)
     return emulated_lengths(spec, model, lengths, rows or (2 if spec.layout.guided else 1), fpga)

@@ -1,25 +1,42 @@
-"""The document of `fastcar profile`: steps of a model measured at several lengths, held against earlier ones."""
+"""Documents of `fastcar profile`: steps measured at several lengths, with drafts, or emulated; against earlier ones."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from fastcar_cli.checkpoints.architectures import published
 from fastcar_cli.checkpoints.memory_plan import default_dtype
 from fastcar_cli.checkpoints.open import load, open_model
+from fastcar_cli.config.tau import OFF, Tau
+from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.executors import native
+from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.errors import RequestError
-from fastcar_cli.kernels.native import instruction_set
+from fastcar_cli.kernels.native import MOST_ROWS, instruction_set
 from fastcar_cli.models.checkpoint import DTYPES
+from fastcar_cli.models.network import Spec
 from fastcar_cli.pipeline.resolve import resolve_device
-from fastcar_cli.profile.draft_profile import draft_table
 from fastcar_cli.profile.machine import measure_machine
-from fastcar_cli.profile.profiler import Shape, profile_length, random_shape, replay_table, vision_seconds
+from fastcar_cli.profile.profiler import (
+    Shape,
+    decode_from,
+    profile_length,
+    random_shape,
+    replay_table,
+    tokens_of,
+    vision_seconds,
+)
 from fastcar_cli.system.limits import cores
+from fastcar_fpga import Emulator, preset_for, workload_of
+
+WINDOWS = (1, 2, 4, 8, 16)
+"""Draft lengths whose passes are timed."""
 
 
 @dataclass(frozen=True)
@@ -127,3 +144,108 @@ def ratios(now: dict[str, Any], before: dict[str, Any]) -> list[dict[str, Any]]:
             if earlier := old["modules"].get(name, {}).get("ms"):
                 rows.append({"seq": new["seq"], "name": name, "ratio": module["ms"] / earlier})
     return rows
+
+
+def needed(window: int, gain: float) -> float | None:
+    """The probability of a right draft from which a pass of W inputs gives `gain` tokens; None where none does."""
+    if gain > window:
+        return None
+    low, high = 0.0, 1.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (low, middle) if tokens_of(window, middle) >= gain else (middle, high)
+    return 0.0 if gain <= 1 else high
+
+
+def _seconds(shape: Shape, rows: int, seq: int, rounds: int, lengths: list[int], tau: Tau) -> dict[int, float]:
+    """Least seconds, by draft length, of passes that make one token final at this context; the lengths take turns.
+
+    The first two passes of each only warm up; the first one of all makes the drafter.
+    """
+    draft = DraftSettings("frame", max(lengths), accept=0.0)
+    settings: dict[str, Any] = {"rule": ReplayRule(tau), "draft": draft, "executor": "native"}
+    decode, steps = decode_from(shape, rows, seq, (rounds + 3) * len(lengths), **settings)
+    clock = decode.clock
+    least = dict.fromkeys(lengths, math.inf)
+    for turn in range(rounds + 3):
+        for length in lengths:
+            if decode.drafter is not None:
+                decode.drafter.window = length
+            before = clock.decode, clock.draw
+            next(steps)
+            draw = clock.draw - before[1]
+            if turn >= 2:
+                least[length] = min(least[length], (clock.decode - before[0] - draw) * shape.scale + draw)
+    return least
+
+
+def draft_table(shape: Shape, rows: int, seq: int, repeats: int, ratio: float) -> dict[str, Any] | None:
+    """Cost of a pass of the native kernels by its input tokens W, and from which acceptance drafts pay.
+
+    A pass makes 1 + A + ... + A^(W-1) tokens final where each draft is right with probability A. Replay is that of
+    passes of one token of which every row replays together at this ratio. None where no native kernel can run.
+    """
+    if native.obstacle(shape.network) is not None:
+        return None
+    windows = [w for w in WINDOWS if w <= shape.spec.layout.stride and rows * w <= MOST_ROWS]
+    dense = _seconds(shape, rows, seq, repeats, windows, OFF)
+    replayed = _seconds(shape, rows, seq, repeats, [1], Tau((-math.inf,)))[1]
+    one = dense[1]
+    replay = one / (one - ratio * max(0.0, one - replayed))
+    lines: list[dict[str, Any]] = []
+    for w, seconds in dense.items():
+        cost = seconds / one
+        gains = {"pays_from": cost, "beats_replay_from": replay * cost}
+        least = {key: needed(w, gain) if w > 1 else None for key, gain in gains.items()}
+        lines.append({"window": w, "ms": seconds * 1e3, "cost": cost, **least})
+    return {
+        "seq": seq,
+        "rows": rows,
+        "kernels": instruction_set(),
+        "replay_ratio": ratio,
+        "replay_speedup": replay,
+        "replayed_ms": replayed * 1e3,
+        "windows": lines,
+    }
+
+
+def emulated_lengths(spec: Spec, model: str, lengths: list[int], rows: int, preset: str | None) -> dict[str, Any]:
+    """The document of `fastcar profile` with cycles and emulated milliseconds instead of measured ones."""
+    accelerator = preset_for(preset, spec)
+    milliseconds, layers = accelerator.seconds_per_cycle * 1e3, spec.decoder.layers
+    measured = []
+    for seq in lengths:
+        emulator = Emulator(accelerator, workload_of(spec, rows=rows, frames=1, prompt=max(1, seq - 1)))
+        rest = float(emulator.all_rows(emulator.depth))
+        if accelerator.rest.seconds_per_step is not None:
+            rest = accelerator.rest.seconds_per_step.value / accelerator.seconds_per_cycle
+        cycles: dict[str, dict[str, float]] = {
+            "attention": {
+                "projections": layers * emulator.all_rows(emulator.projections),
+                "core": layers * float(emulator.attention(np.full((rows, 1), seq))[0]),
+            },
+            "mlp": {"mlp": layers * emulator.accelerator.rounds(-(-rows // accelerator.cores))},
+            "depth_transformer": {"rest": rest},
+        }
+        sums = {name: sum(parts.values()) for name, parts in cycles.items()}
+        total, drs = sum(sums.values()), layers * emulator.accelerator.layer(0, rows)[1]
+        modules = {
+            name: {
+                "ms": sums[name] * milliseconds,
+                "cycles": sums[name],
+                "share": sums[name] / total,
+                "parts": {k: v * milliseconds for k, v in parts.items()},
+            }
+            for name, parts in cycles.items()
+        }
+        length = {"seq": seq, "step_ms": total * milliseconds, "step_cycles": total, "modules": modules}
+        replayed = (total - sums["mlp"] + drs) * milliseconds
+        measured.append(length | {"tas_ms": drs * milliseconds, "replayed_step_ms": replayed})
+    name, clock = f"{accelerator.name} (emulated)", accelerator.clock.value
+    return {
+        "machine": {"device": name, "cores": accelerator.cores, "clock_mhz": clock},
+        "model": model,
+        "backend": "fpga-sim",
+        "lengths": measured,
+        "replay": {"rows": rows, "lengths": [replay_table(x, rows) for x in measured]},
+    }

@@ -20,9 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastcar_cli.checkpoints.memory_plan import available_bytes, gib, parameter_bytes
+from fastcar_cli.checkpoints.memory_plan import MemoryPlan, available_bytes, gib, parameter_bytes
+from fastcar_cli.config.run_config import RunConfig
 from fastcar_cli.config.tau import OFF, Tau
 from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.decoding.executors import native
 from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import Key, RequestError
@@ -30,7 +32,8 @@ from fastcar_cli.models.checkpoint import DTYPES, empty_network, ready
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.models.weight_format import WeightFormat
-from fastcar_cli.profile.machine import Machine, seconds_of
+from fastcar_cli.pipeline.pipeline import VideoPipeline
+from fastcar_cli.profile.machine import Machine, Stream, seconds_of
 from fastcar_cli.system.device import synchronise
 
 LAYER_PARTS = ("attention.", "mlp.", "tas")
@@ -38,6 +41,9 @@ LAYER_PARTS = ("attention.", "mlp.", "tas")
 
 BUDGET = 10 * 2**30
 """Most bytes the layers with random weights may take in the memory of the machine."""
+
+SMALL = 2**29
+"""Bytes of weights up to which a model is loaded to be measured."""
 
 
 def parse_lengths(text: str, option: str = "seq") -> list[int]:
@@ -193,6 +199,17 @@ def decode_of(network: Network, rows: int, prompt: int, frames: int, **settings:
     return Decode.of(network, [[1] * prompt] * rows, chosen, noise)
 
 
+def decode_from(
+    shape: Shape, rows: int, seq: int, passes: int, *, aligned: bool = True, **settings: Any
+) -> tuple[Decode, Iterator[Any]]:
+    """A decode with `seq` tokens of context, and its next `passes`; with `aligned` all have an aligned token."""
+    layout = shape.spec.layout
+    text = layout.prefix or min(12, max(1, seq - 1))
+    first = max(1, seq - text, layout.stride + 1 if aligned else 1)
+    decode = decode_of(shape.network, rows, text, -(-(first + passes + 1) // layout.stride), **settings)
+    return decode, decode.steps(first=first)
+
+
 _NEVER = Tau((1e30,))
 """A threshold that every score is compared with and none exceeds."""
 
@@ -211,15 +228,11 @@ def measure_step(
 
     `scored` computes TAS whether or not it may exceed tau.
     """
-    device, layout, warm, native = shape.network.device, shape.spec.layout, 2, executor == "native"
-    text = layout.prefix or min(12, max(1, seq - 1))
-    first = max(1, seq - text, layout.stride + 1 if scored else 1)
-    frames = -(-(first + 2 * repeats + warm + 2) // layout.stride)
-    if native:
-        # It scores what may replay, and stores no scores.
-        tau, scored = _NEVER if scored and tau.off else tau, False
-    decode = decode_of(shape.network, rows, text, frames, rule=ReplayRule(tau), keep_tas=scored, executor=executor)
-    steps = decode.steps(first=first)
+    device, warm, timed = shape.network.device, 2, executor == "native"
+    # Native kernels score what may replay, and store no scores.
+    rule = ReplayRule(_NEVER if timed and scored and tau.off else tau)
+    settings: dict[str, Any] = {"rule": rule, "keep_tas": scored and not timed, "executor": executor}
+    decode, steps = decode_from(shape, rows, seq, 2 * repeats + warm + 1, aligned=scored, **settings)
     whole: list[float] = []
     parts: dict[str, list[float]] = {}
     for _ in range(warm):
@@ -230,7 +243,7 @@ def measure_step(
         next(steps)
         synchronise(device)
         whole.append(time.perf_counter() - began)
-        with _clocked(decode) if native else _marked(decode) as seconds:
+        with _clocked(decode) if timed else _marked(decode) as seconds:
             next(steps)
         for name, value in seconds.items():
             parts.setdefault(name, []).append(value)
@@ -353,3 +366,29 @@ def vision_seconds(network: Network, videos: int) -> float:
     with torch.inference_mode():
         frame_decoder = network.frame_decoder(codes.new_zeros(videos, spec.layout.prompt or 1))
         return seconds_of(lambda: frame_decoder.frame(codes), network.device, 2)
+
+
+def expected_by_steps(run: RunConfig, videos: int, at_once: int) -> tuple[float, str]:
+    """Seconds of a run at most, and their source: steps of the loaded model are timed at half of its tokens.
+
+    No more than `at_once` videos are decoded at once.
+    """
+    began = time.perf_counter()
+    pipe = VideoPipeline.from_config(run, videos=at_once)
+    load, network, size = time.perf_counter() - began, pipe.model.network, pipe.batch_size(at_once)
+    rows = size * (1 if pipe.settings.sampling.cfg == 1.0 else 2)
+    tokens, batches = pipe.settings.frames * pipe.tokens_per_frame, math.ceil(videos / size)
+    fast = network.device.type == "cpu" and native.obstacle(network) is None
+    seq = (network.spec.layout.prefix or 0) + network.spec.layout.stride + 2 + tokens // 2
+    seq = min(seq, network.spec.decoder.max_positions - 16)
+    shape, executor = Shape(network, network.spec, pipe.layers, False), "native" if fast else "torch"
+    step = measure_step(shape, rows, seq, repeats=3, executor=executor).whole
+    seconds = load + batches * (tokens * step + pipe.settings.frames * vision_seconds(network, size))
+    return seconds, f"loading {load:.1f} s, then {batches * tokens:,} steps of {step * 1e3:.1f} ms, measured now"
+
+
+def expected_by_bandwidth(plan: MemoryPlan, tokens: int) -> tuple[float, str]:
+    """Seconds of a run at least where memory is the limit, and their source: every step reads all weights."""
+    rate = Stream(torch.device(plan.device), 2**27).rate()
+    source = f"{tokens:,} steps that read {gib(plan.weights)} at {rate / 1e9:.0f} GB/s, measured now"
+    return tokens * plan.weights / rate, source

@@ -21,7 +21,7 @@ from fastcar_cli.config.lists import each_of
 from fastcar_cli.config.tau import ALLOWED, Tau
 from fastcar_cli.decoding.replay.scores import DEFAULT
 from fastcar_cli.errors import Key, RequestError
-from fastcar_cli.inputs.prompt_list import prompts_in
+from fastcar_cli.inputs.prompt_list import Listed, prompts_in
 from fastcar_cli.system.plain_data import Size
 
 AXES = {
@@ -213,34 +213,22 @@ def parse_names(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ..
     return each_of(option, text, read, "unknown", ", ".join(allowed))
 
 
-def read_prompts(file: Path) -> tuple[list[str], list[str]]:
-    """The prompts of a file, each once, and notices. Raises RequestError, also for a line that repeats another."""
-    listed = prompts_in(file, (Key("prompts"), f" {file}"))
-    first: dict[str, int] = {}
-    for number, line in listed.prompts.items():
-        if first.setdefault(line, number) != number:
-            raise RequestError(
-                f"line {number} repeats line {first[line]}: {line!r}", key="prompts", value=file, hint=_MORE
-            )
+def join_prompts(given: Sequence[str], file: Path | None) -> tuple[list[str], list[str]]:
+    """Prompts of the command line and of a file together, and notices. Raises RequestError, also for a repeated one."""
+    listed = Listed({}, "") if file is None else prompts_in(file, (Key("prompts"), f" {file}"))
+    lines: dict[str, int] = {}
+    for line, text in [*((0, t.strip()) for t in given), *listed.prompts.items()]:
+        if not text:
+            raise RequestError("the prompt is empty", hint="describe the video in a few words")
+        if text in lines:
+            twice = RequestError(f"the prompt {text!r} is given twice", hint=_MORE)
+            said = f"line {line} repeats line {lines[text]}: {text!r}"
+            raise RequestError(said, key="prompts", value=file, hint=_MORE) if lines[text] else twice
+        lines[text] = line
+    if not lines:
+        raise RequestError("no prompt given", hint=("give one, or a file of them: ", Key("prompts")))
     notices = [f"{file}: {listed.repeated} entries repeat a prompt and share its video"] if listed.repeated else []
-    return list(first), notices
+    return list(lines), notices
 
 
 _MORE = ("more videos of a prompt come from more ", Key("seeds"))
-
-
-def join_prompts(given: Sequence[str], file: Path | None) -> tuple[list[str], list[str]]:
-    """Prompts of the command line and of a file together, and notices. Raises RequestError."""
-    texts = [t.strip() for t in given]
-    notices: list[str] = []
-    if not all(texts):
-        raise RequestError("the prompt is empty", hint="describe the video in a few words")
-    if file is not None:
-        more, notices = read_prompts(file)
-        texts += more
-    for i, text in enumerate(texts):
-        if text in texts[:i]:
-            raise RequestError(f"the prompt {text!r} is given twice", hint=_MORE)
-    if not texts:
-        raise RequestError("no prompt given", hint=("give one, or a file of them: ", Key("prompts")))
-    return texts, notices
