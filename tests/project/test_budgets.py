@@ -38,15 +38,15 @@ OPTIONS = {
         --prompts --quiet --replay-ratio --samples --score --seed --seeds --set --shard --sinks --tau --temperature
         --text-embedding --trace --truth --window
     """,
-    "convert": "--calibrate --debug --depth-dtype --dtype --json --output --quiet --threads",
+    "convert": "--calibrate --debug --depth-dtype --dtype --format --json --output --quiet --threads",
     "profile": """
         --backend --compare --debug --decode --device --dtype --executor --format --fpga --json --model --repeats
         --replay-ratio --rows --save --seed --seq --tau --threads
     """,
     "sweep": """
-        --actions --address --axis --backend --config --debug --draft --draft-window --dry-run --engine --format
-        --frames --gate --input --json --key --lpips-weights --metrics --model --names --output --prompts --quiet
-        --repeats --replay-ratio --score --seeds --set --shard --start --step --tau --window --workers
+        --actions --axis --backend --config --debug --draft --draft-window --dry-run --engine --format
+        --frames --gate --input --json --key --lpips-weights --metrics --model --output --prompts --quiet
+        --repeats --replay-ratio --score --seeds --set --shard --start --step --tau --window
     """,
     "demo": "--debug --no-browser --port",
     "fpga": """

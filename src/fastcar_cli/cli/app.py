@@ -52,7 +52,7 @@ COMMANDS = {
         "models:pull",
         "Fetch a model of the hub into the cache, so that later runs need no network; started again, it resumes.",
     ),
-    "presets": ("presets:presets", "List the configurations and accelerators that come with the package."),
+    "presets": ("config:presets", "List the configurations and accelerators that come with the package."),
     "config": ("config:config", "Print the effective configuration as YAML."),
 }
 """Module and function of each command, and its line in the list of commands."""

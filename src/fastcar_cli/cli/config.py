@@ -1,4 +1,4 @@
-"""`fastcar config`: the effective configuration, where it comes from, or what every key means."""
+"""`fastcar config` and `fastcar presets`: the effective configuration, what every key means, what is shipped."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from fastcar_cli.cli.flags import refuse_all_but
-from fastcar_cli.cli.options import ConfigFile, Debug, Format, Json, Overrides
+from fastcar_cli.cli.options import ConfigFile, Json, Overrides, options
+from fastcar_cli.config.presets import fpga_presets, preset_folder
+from fastcar_cli.config.presets import presets as configurations
 from fastcar_cli.config.run_config import flat, load_sources, settings, surroundings
 from fastcar_cli.errors import RequestError
 
 
+@options()
 def config(
     ctx: typer.Context,
     config: ConfigFile = None,
@@ -22,8 +25,6 @@ def config(
     ] = False,
     keys: Annotated[bool, typer.Option("--keys", help="List keys, defaults, allowed values and meanings.")] = False,
     as_json: Json = False,
-    form: Format = "table",
-    debug: Debug = False,
 ) -> None:
     """Print the effective configuration as YAML.
 
@@ -32,29 +33,39 @@ def config(
     """
     if keys:
         refuse_all_but(ctx, ("keys", "as_json"), "with --keys")
-        rows = [
-            {"key": s.key, "default": s.default, "allowed": s.allowed, "meaning": s.meaning}
-            for s in settings().values()
-        ]
-        _print(rows, as_json)
+        names = ("key", "default", "allowed", "meaning")
+        _print("settings", [{name: getattr(s, name) for name in names} for s in settings().values()], as_json)
         return
     run, sources = load_sources(config, set_ or [], below=surroundings())
     if where:
         defaults = {key: "the model" if s.by_model else "default" for key, s in settings().items()}
-        values = flat(run.to_dict())
-        _print([{"key": key, "value": values[key], "from": sources.get(key, defaults[key])} for key in values], as_json)
+        rows = [{"key": k, "value": v, "from": sources.get(k, defaults[k])} for k, v in flat(run.to_dict()).items()]
+        _print("settings", rows, as_json)
     elif as_json:
         typer.echo(json.dumps(run.to_dict()))
-    elif form != "table":
+    elif (form := ctx.params["form"]) != "table":
         raise RequestError(f"--format {form}: the configuration is not a table", hint="--where or --keys prints one")
     else:
         typer.echo(run.to_yaml(), nl=False)
 
 
-def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
+@options()
+def presets(as_json: Json = False) -> None:
+    """List the configurations and accelerators that come with the package."""
+    from fastcar_fpga import load_preset
+
+    rows = []
+    for name in configurations():
+        comment = (preset_folder() / f"{name}.yaml").read_text("utf-8").partition("\n")[0]
+        rows.append({"option": "--config", "name": name, "about": comment.lstrip("# ").removesuffix(".")})
+    rows += [{"option": "--fpga", "name": name, "about": load_preset(name).title} for name in fpga_presets()]
+    _print("presets", rows, as_json)
+
+
+def _print(what: str, rows: list[dict[str, Any]], as_json: bool) -> None:
     """Rows of texts, as a table whose columns are their keys."""
     if as_json:
-        typer.echo(json.dumps({"settings": rows}))
+        typer.echo(json.dumps({what: rows}))
         return
     from fastcar_cli.cli.render import Results, columns
 

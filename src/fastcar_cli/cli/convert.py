@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fastcar_cli.cli.complete import models, words
-from fastcar_cli.cli.flags import one_of
-from fastcar_cli.cli.options import Debug, Flags, Json, Quiet, options
+from fastcar_cli.cli.options import Flags, Json, Quiet, a_model, options
 from fastcar_cli.config.keys import MODELS
 from fastcar_cli.config.run_config import load_config, surroundings
 from fastcar_cli.errors import RequestError
@@ -25,17 +23,12 @@ if TYPE_CHECKING:
 
 @options("runtime.threads")
 def convert(
-    model: Annotated[str, typer.Argument(help=f"{MODELS[0].upper()}{MODELS[1:]}.", autocompletion=words(models))],
+    model: Annotated[str, typer.Argument(help=f"{MODELS[0].upper()}{MODELS[1:]}.", autocompletion=a_model)],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to make; there must be none of this name.")],
-    dtype: Annotated[
-        str, typer.Option(help="int4, int8 or bfloat16.", autocompletion=words(("int4", "int8", "bfloat16")))
-    ] = "int4",
+    dtype: Annotated[Literal["int4", "int8", "bfloat16"], typer.Option(help="int4, int8 or bfloat16.")] = "int4",
     depth_dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="int8 or int4 for the depth transformer of an int4 model. [default: int8 below 1,024 wide]",
-            autocompletion=words(("int8", "int4")),
-        ),
+        Literal["int8", "int4"] | None,
+        typer.Option(help="int8 or int4 for the depth transformer of an int4 model. [default: int8 below 1,024 wide]"),
     ] = None,
     calibrate: Annotated[
         Path | None,
@@ -47,15 +40,12 @@ def convert(
     flags: Flags,
     as_json: Json = False,
     quiet: Quiet = False,
-    debug: Debug = False,
 ) -> None:
     """Convert a model to weights that take less room and load at once; the same command resumes after a stop."""
     from fastcar_cli.convert.calibrate import Calibration
     from fastcar_cli.convert.convert import Conversion, check_folder
-    from fastcar_cli.convert.source import DEPTH_DTYPES, DTYPES, Source, padded, target_format
+    from fastcar_cli.convert.source import Source, padded, target_format
 
-    one_of("--dtype", dtype, DTYPES)
-    one_of("--depth-dtype", depth_dtype, DEPTH_DTYPES)
     if depth_dtype is not None and dtype != "int4":
         raise RequestError(f"--depth-dtype has no effect with --dtype {dtype}", hint="it goes with --dtype int4")
     if calibrate is not None and dtype == "bfloat16":

@@ -9,14 +9,14 @@ from typing import Annotated
 
 import typer
 
-from fastcar_cli.cli.options import Debug
+from fastcar_cli.cli.options import options
 from fastcar_cli.system.signals import status
 
 
+@options()
 def demo(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 takes any free one.")] = 0,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address only.")] = False,
-    debug: Debug = False,
 ) -> None:
     """Make videos on a page of this machine's browser, with the replay map beside each, until Ctrl-C."""
     from fastcar_cli.cli.render import console, note

@@ -144,7 +144,8 @@ def _file(given: Any, read: bool) -> Any:
 
 def _choose_format(ctx: typer.Context) -> None:
     """Let results be printed as --format says, of which --json is the short form. Raises RequestError."""
-    from fastcar_cli.cli.render import FORMATS, Results
+    from fastcar_cli.cli.options import FORMATS
+    from fastcar_cli.cli.render import Results
 
     form = ctx.params["form"]
     one_of("--format", form, FORMATS)

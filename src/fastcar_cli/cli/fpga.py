@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fastcar_cli.cli.complete import models, words
-from fastcar_cli.cli.flags import check_made, given, one_of, refuse, refuse_all_but
-from fastcar_cli.cli.options import Accelerator, Debug, Flags, Format, Json, options
+from fastcar_cli.cli.flags import check_made, given, refuse, refuse_all_but
+from fastcar_cli.cli.options import Accelerator, Flags, Json, a_model, options
 from fastcar_cli.config.keys import MODELS
+from fastcar_cli.config.lists import each_of
 from fastcar_cli.config.run_config import load_config
-from fastcar_cli.errors import RequestError
 from fastcar_cli.system import plugins
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def fpga(
     preset: Accelerator = None,
     model: Annotated[
         str,
-        typer.Option(help=f"Shapes for drawn decisions, without a download: {MODELS}.", autocompletion=words(models)),
+        typer.Option(help=f"Shapes for drawn decisions, without a download: {MODELS}.", autocompletion=a_model),
     ] = "vila-u-7b",
     rows: Annotated[int, typer.Option(help="Rows of the batch, at most 32.", min=1, max=32)] = 16,
     frames: Annotated[int, typer.Option(help="Frames of the video.", min=1, max=4096)] = 8,
@@ -39,11 +39,8 @@ def fpga(
     *,
     flags: Flags,
     spread: Annotated[
-        str,
-        typer.Option(
-            help="Where drawn replays may be: eligible passes, or all (also the first frame).",
-            autocompletion=words(("eligible", "all")),
-        ),
+        Literal["eligible", "all"],
+        typer.Option(help="Where drawn replays may be: eligible passes, or all (also the first frame)."),
     ] = "eligible",
     seed: Annotated[int, typer.Option(help="Seed of drawn decisions.", min=0, max=2**63 - 1)] = 0,
     table: Annotated[
@@ -57,8 +54,6 @@ def fpga(
     ] = False,
     report: Annotated[Path | None, typer.Option(help="Folder for CSVs of cycles, bandwidth and energy.")] = None,
     as_json: Json = False,
-    form: Format = "table",
-    debug: Debug = False,
 ) -> None:
     """Emulate an FPGA accelerator on replay decisions, saved or drawn; `fastcar fpga rtl` writes its RTL."""
     import fastcar_fpga
@@ -74,7 +69,6 @@ def fpga(
     if attention.window is None:
         refuse(ctx, ("sinks",), "where everything is attended to", "it needs --window with a number of tokens")
     check_made("--report", report)
-    one_of("--spread", spread, ("eligible", "all"))
     if table or drafts:
         name, own = ("table", ()) if table else ("drafts", (rows if "rows" in given(ctx) else 2,))
         plugins.of_fpga(name, f"--{name}")(fastcar_fpga.load_preset(preset or "paper-u280"), *own, as_json)
@@ -86,18 +80,12 @@ def fpga(
         comparisons = [fastcar_fpga.emulate(fastcar_fpga.preset_for(preset, saved.model), saved)]
     else:
         shape = dict(rows=rows, frames=frames, prompt=prompt_tokens, window=attention.window, sinks=attention.sinks)
-        comparisons = _drawn(model, preset, shape, _ratios(replay), {"seed": seed, "spread": spread})
+        ratios = each_of("replay", replay, _ratio, "not a ratio", "0 to 1, such as 0,0.2,0.5,0.8")
+        comparisons = _drawn(model, preset, shape, ratios, {"seed": seed, "spread": spread})
     if report is not None:
         fastcar_fpga.write_csvs(report, comparisons[-1])
-    _print(comparisons, explain=explain, as_json=as_json)
-
-
-def _print(comparisons: list[Comparison], *, explain: bool, as_json: bool) -> None:
-    """Print runs as one JSON document, as a table, or with `explain` the terms of the last one."""
-    from fastcar_fpga import explain as lines_of
-
     documents = [f.to_dict() for f in comparisons]
-    lines = lines_of(comparisons[-1]) if explain else []
+    lines = fastcar_fpga.explain(comparisons[-1]) if explain else []
     if as_json:
         documents[-1] |= {"explain": lines} if explain else {}
         typer.echo(json.dumps({"runs": documents}))
@@ -108,7 +96,7 @@ def _print(comparisons: list[Comparison], *, explain: bool, as_json: bool) -> No
 
 
 def _drawn(
-    model: str, preset: str | None, shape: dict[str, Any], ratios: list[float], how: dict[str, Any]
+    model: str, preset: str | None, shape: dict[str, Any], ratios: Sequence[float], how: dict[str, Any]
 ) -> list[Comparison]:
     """Decisions of a model's shapes, drawn with each of these ratios, on an accelerator."""
     from fastcar_cli.checkpoints.open import spec_of
@@ -122,15 +110,10 @@ def _drawn(
     return [compare(emulator, draw(ratio=ratio, **how)) for ratio in ratios]
 
 
-def _ratios(text: str) -> list[float]:
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise RequestError(f"--replay {text}: not numbers", hint="ratios from 0 to 1, such as 0,0.2,0.5,0.8") from None
-    for value in values:
-        if not 0 <= value <= 1:
-            raise RequestError(f"--replay {value:g}: not a ratio", hint="allowed: 0 to 1")
-    return values
+def _ratio(text: str) -> float:
+    if not 0 <= (value := float(text)) <= 1:
+        raise ValueError(text)
+    return value
 
 
 def _short(value: float) -> str:

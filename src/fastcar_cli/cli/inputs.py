@@ -1,4 +1,4 @@
-"""The inputs of `fastcar generate`: texts, or parts of the user's clips."""
+"""The inputs of `fastcar generate`, texts or parts of the user's clips, and what `-o` names."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from fastcar_cli.cli.flags import given, refuse
 from fastcar_cli.config.run_config import shown
 from fastcar_cli.errors import RequestError
 from fastcar_cli.inputs.prompt_list import prompts_in
+from fastcar_cli.system.files import make_folder
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from fastcar_cli.cli.options import GenerateOptions
     from fastcar_cli.config.run_config import RunConfig
     from fastcar_cli.inputs.clip import Excerpt
     from fastcar_cli.inputs.prompt import Prompt
@@ -36,19 +38,13 @@ _EXAMPLES = {
 }
 """Examples of bundled models: a prompt, or a file of the model with frames and actions."""
 
-
-def example_of(model: str) -> tuple[list[str], list[Path]]:
-    """Texts and inputs of a bundled model's example. Raises RequestError for another model."""
-    from fastcar_cli.checkpoints.open import folder_of
-
-    if model not in _EXAMPLES:
-        raise RequestError(f"--example: there is none for the model {model!r}", allowed=", ".join(_EXAMPLES))
-    example = _EXAMPLES[model]
-    return ([], [folder_of(model) / example]) if example.endswith(".npz") else ([example], [])
-
-
 ONE_RUN = {"trace_to", "report_to", "truth", "preview", "verbose"}
 """Options that show one run, and nothing of a list that several runs may share."""
+
+FILES = (".mp4", ".gif", ".mov", ".mkv", ".webm", ".avi", ".png", ".jpg", ".jpeg", ".webp", ".apng")
+"""Suffixes of one video or picture, whether or not it can be written."""
+
+_FILE = re.compile(r"\.(?:mp4|mov|mkv|webm|avi|gif|png|jpe?g|webp|avif|heic|npz|npy|txt)$", re.I)
 
 
 @dataclass(frozen=True)
@@ -72,15 +68,40 @@ class Job:
 
 @dataclass(frozen=True)
 class Given:
-    """The user's inputs, not yet read; `recipe` is the prompt of an earlier video, `embedding` a text as vectors.
-    `sources` names the origin of each text.
+    """The user's inputs, not yet read: texts, each with the line of a file that it is from, or clips.
+
+    `recipe` is the prompt of an earlier video, `embedding` a text as vectors.
     """
 
-    texts: list[str]
-    sources: list[str | None]
+    texts: list[tuple[str, str | None]]
     inputs: ClipFiles
     recipe: Prompt | None = None
     embedding: NDArray[np.float32] | None = None
+
+    @classmethod
+    def of(cls, asked: GenerateOptions, run: RunConfig, recipe: dict[str, Any] | None) -> Given:
+        """What the options name; `recipe` is that of the earlier video. Raises RequestError."""
+        from fastcar_cli.checkpoints.open import folder_of
+        from fastcar_cli.inputs.embedding import read_embedding
+        from fastcar_cli.pipeline.clips import ClipFiles
+        from fastcar_cli.pipeline.recipe import prompt_of
+
+        texts, files = _texts_of(asked.prompts or [], asked.prompts_file), asked.inputs or []
+        if asked.example:
+            if texts or files or recipe is not None:
+                raise RequestError("--example is an input of its own", hint="leave the prompt, --input or --from out")
+            if run.model not in _EXAMPLES:
+                raise RequestError(
+                    f"--example: there is none for the model {run.model!r}", allowed=", ".join(_EXAMPLES)
+                )
+            example = _EXAMPLES[run.model]
+            texts, files = ([], [folder_of(run.model) / example]) if _FILE.search(example) else ([(example, None)], [])
+        return cls(
+            texts,
+            ClipFiles(tuple(files), tuple(asked.actions or ()), run.input),
+            None if recipe is None or texts or files else prompt_of(recipe, str(asked.from_)),
+            None if asked.text_embedding is None else read_embedding(asked.text_embedding),
+        )
 
     @property
     def count(self) -> int:
@@ -92,42 +113,36 @@ class Given:
 
         `needed`: whether an input is required.
         """
+        from fastcar_cli.checkpoints.names import BUNDLED
+
         if not self.inputs:
             names = ("actions", "truth", "start", "step", "key", "goal")
             refuse(ctx, names, "without --input", "it needs --input with frames")
         self.inputs.check()
-        self._check_kind(run, spec, needed)
+        model = run.model
+        context = spec.pictures(spec.continuing(run.generation.context).layout.context)
+        frames = "a frame" if context == 1 else f"{context} frames"
+        if context and (self.texts or isinstance(self.recipe, str)):
+            first = self.texts[0][0] if self.texts else str(self.recipe)
+            raise RequestError(
+                f"the prompt {shown(first)!r}: the model {model!r} takes no text, it continues from {frames}",
+                hint="give --input with a video, a picture or a folder of pictures instead",
+            )
+        text = 'fastcar generate "a red ball rolling to the right"'
+        if not context and (self.inputs or (self.recipe is not None and not isinstance(self.recipe, str))):
+            raise RequestError(f"--input: the model {model!r} takes a text, no frames", hint=text)
+        if self.count or not needed:
+            return
+        if not context:
+            raise RequestError("no prompt given", hint=text)
+        hint = "--example brings one" if model in BUNDLED else "fastcar generate --input clip.mp4"
+        raise RequestError(f"no input given: the model {model!r} continues from {frames}", hint=hint)
 
     def context(self, run: RunConfig, spec: Spec) -> RunConfig:
         """The run, continuing from one picture where that is all that every input has. Raises as `check` does."""
         if not self.inputs or run.generation.context is not None or 1 not in spec.contexts:
             return run
         return run.changed({"generation.context": 1}) if self.inputs.single() else run
-
-    def _check_kind(self, run: RunConfig, spec: Spec, needed: bool) -> None:
-        from fastcar_cli.checkpoints.names import BUNDLED
-
-        model = run.model
-        context = spec.pictures(spec.continuing(run.generation.context).layout.context)
-        if context and (self.texts or isinstance(self.recipe, str)):
-            first = self.texts[0] if self.texts else str(self.recipe)
-            raise RequestError(
-                f"the prompt {shown(first)!r}: the model {model!r} takes no text, it continues from {_frames(context)}",
-                hint="give --input with a video, a picture or a folder of pictures instead",
-            )
-        if not context and (self.inputs or (self.recipe is not None and not isinstance(self.recipe, str))):
-            raise RequestError(
-                f"--input: the model {model!r} takes a text, no frames",
-                hint='fastcar generate "a red ball rolling to the right"',
-            )
-        if self.count or not needed:
-            return
-        if context:
-            hint = "fastcar generate --input clip.mp4"
-            if model in BUNDLED:
-                hint = "--example brings one"
-            raise RequestError(f"no input given: the model {model!r} continues from {_frames(context)}", hint=hint)
-        raise RequestError("no prompt given", hint='fastcar generate "a red ball rolling to the right"')
 
     def jobs(self, pipe: VideoPipeline, seeds: Sequence[int], *, truth: bool) -> list[Job]:
         """The videos to make, those of one input side by side. Raises RequestError for what can't be read.
@@ -138,34 +153,63 @@ class Given:
             excerpts = self.inputs.read(pipe.spec, pipe.name, pipe.frames, whole=truth)
             clips = [replace(e.clip, frames=e.clip.frames[: pipe.context], text=self.embedding) for e in excerpts]
             return [Job(clip, seed, e) for clip, e in zip(clips, excerpts, strict=True) for seed in seeds]
-        prompts: list[Prompt] = [*self.texts] if self.recipe is None else [self.recipe]
-        if self.embedding is not None:
-            prompts = [p if isinstance(p, str) else replace(p, text=self.embedding) for p in prompts]
-        sources = self.sources or [None] * len(prompts)
-        return [Job(p, seed, source=source) for p, source in zip(prompts, sources, strict=True) for seed in seeds]
+        if (begun := self.recipe) is None:
+            return [Job(text, seed, source=source) for text, source in self.texts for seed in seeds]
+        if self.embedding is not None and not isinstance(begun, str):
+            begun = replace(begun, text=self.embedding)
+        return [Job(begun, seed) for seed in seeds]
 
 
-def is_list(ctx: typer.Context, seeds: str | None, output: str | None) -> bool:
+def is_list(ctx: typer.Context, asked: GenerateOptions) -> bool:
     """Whether options of a list are given; refuses what contradicts them. Raises RequestError."""
-    from fastcar_cli.cli.output import names_file
-
     flags = given(ctx)
     of_list = [flags[name] for name in ("seeds", "names", "shard", "engine") if name in flags]
     if not of_list:
         return False
-    for name in ("seed", "samples") if seeds is not None else ():
+    for name in ("seed", "samples") if asked.seeds is not None else ():
         if name in flags:
             raise RequestError(f"{flags[name]} and --seeds exclude each other", hint="leave one of them out")
     refuse(ctx, ONE_RUN, f"with {of_list[0]}", "leave one of them out")
-    if output is not None and names_file(output):
+    if asked.output is not None and _names_file(asked.output):
         raise RequestError(
-            f"-o {output}: a single file, {of_list[0]} makes a folder of videos", hint=f"-o {Path(output).stem}"
+            f"-o {asked.output}: a single file, {of_list[0]} makes a folder of videos",
+            hint=f"-o {Path(asked.output).stem}",
         )
     return True
 
 
-def texts_of(typed: list[str], file: Path | None) -> tuple[list[str], list[str | None]]:
-    """Prompts of the arguments and of the file, in this order, and the lines of those that are from the file.
+def _names_file(output: str) -> bool:
+    """Whether a name has the suffix of one video or picture and is not a folder."""
+    return Path(output).suffix.lower() in FILES and not output.endswith("/") and not os.path.isdir(output)
+
+
+def folder_for(asked: GenerateOptions, videos: int) -> Path | None:
+    """The folder, made, that gets a file a video; None for a single file, or without `-o`, for the current folder.
+
+    A name stands for a folder with several videos, with a trailing slash, where that folder exists, and for a file of
+    prompts without a suffix. Raises RequestError for a file for several videos, and for a name that can't be written.
+    """
+    from fastcar_cli.media import check_target
+
+    output = asked.output
+    if output is None:
+        make_folder(Path("."))
+        return None
+    if output == "-":
+        raise RequestError("-o -: videos are not written to standard output", hint="name a file")
+    path = Path(output)
+    if videos > 1 and _names_file(output):
+        raise RequestError(f"-o {output}: a single file for {videos} videos", hint=f"a folder, such as {path.stem}")
+    listed = asked.prompts_file is not None and not path.suffix
+    if videos > 1 or output.endswith("/") or os.path.isdir(path) or listed:
+        make_folder(path)
+        return path
+    check_target(path, force=asked.force)
+    return None
+
+
+def _texts_of(typed: list[str], file: Path | None) -> list[tuple[str, str | None]]:
+    """Prompts of the arguments and of the file, in this order, with the lines of those that are from the file.
 
     Raises RequestError also for one that names a file.
     """
@@ -176,7 +220,7 @@ def texts_of(typed: list[str], file: Path | None) -> tuple[list[str], list[str |
             option = "--prompts" if text.endswith(".txt") else "--input"
             raise RequestError(f"the prompt {shown(text)!r} names a file", hint=f"did you mean {option} {text}?")
     lines, unit, _ = ({}, "line", 0) if file is None else prompts_in(file, f"--prompts {file}")
-    return [*typed, *lines.values()], [*[None] * len(typed), *(f"--prompts {file}, {unit} {n}" for n in lines)]
+    return [(text, None) for text in typed] + [(lines[n], f"--prompts {file}, {unit} {n}") for n in lines]
 
 
 def accepted(jobs: list[Job], pipe: VideoPipeline, keep_going: bool, say: Callable[[str], None]) -> list[Job]:
@@ -188,12 +232,9 @@ def accepted(jobs: list[Job], pipe: VideoPipeline, keep_going: bool, say: Callab
 
     words = {job.prompt for job in jobs if isinstance(job.prompt, str) and job.source is None}
     bare = len(words) > 1 and not any(" " in word for word in words)
-    good: list[Job] = []
-    refused: dict[str, None] = {}
-    notices: dict[str, None] = {}
+    good, refused, notices = list[Job](), dict[str, RequestError](), dict[str, None]()
     if bare:
         notices[f"{len(words)} prompts of one word each, a video for each: did you forget the quotes?"] = None
-    error = RequestError("no prompt given")
     for job in jobs:
         try:
             notices |= dict.fromkeys(pipe.notices([job.prompt]))
@@ -204,20 +245,12 @@ def accepted(jobs: list[Job], pipe: VideoPipeline, keep_going: bool, say: Callab
                 e.way_out = "did you forget the quotes?"
             if not keep_going:
                 raise
-            error = e
-            refused[f"left out: {e}"] = None
+            refused[f"left out: {e}"] = e
     for note in (*first_of([*notices]), *refused):
         say(note)
-    if not good:
-        raise error
+    if refused and not good:
+        raise [*refused.values()][-1]
     return good
-
-
-_FILE = re.compile(r"\.(?:mp4|mov|mkv|webm|avi|gif|png|jpe?g|webp|avif|heic|npz|npy|txt)$", re.I)
-
-
-def _frames(count: int) -> str:
-    return "a frame" if count == 1 else f"{count} frames"
 
 
 def keys_of(job: Job, context: int) -> dict[str, Any]:

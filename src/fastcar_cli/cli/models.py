@@ -7,22 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.complete import models as named
-from fastcar_cli.cli.complete import words
-from fastcar_cli.cli.options import Debug, Format, Json
+from fastcar_cli.cli.options import Json, a_model, options
 
 if TYPE_CHECKING:
     from fastcar_cli.models.network import Spec
 
 Name = Annotated[
     str,
-    typer.Argument(
-        metavar="NAME", help="A name of the list, or a folder.", show_default=False, autocompletion=words(named)
-    ),
+    typer.Argument(metavar="NAME", help="A name of the list, or a folder.", show_default=False, autocompletion=a_model),
 ]
 
 
-def models(as_json: Json = False, form: Format = "table", debug: Debug = False) -> None:
+@options()
+def models(as_json: Json = False) -> None:
     """List the models that have names: what they take and make, and where they are."""
     from fastcar_cli.checkpoints.names import BUNDLED, REPOSITORIES
 
@@ -36,12 +33,15 @@ def models(as_json: Json = False, form: Format = "table", debug: Debug = False) 
     # Names are there to be copied.
     shown.columns[0].no_wrap = True
     for row in rows:
+        n = row["parameters"]
+        size = f"{n / 1e9:.1f} B" if n >= 1e9 else f"{n / 1e6:.{n < 1e7:d}f} M"
         source = row["from"].partition("/")[0] + ("" if row["here"] else ", to be pulled")
-        shown.add_row(row["name"], _size(row["parameters"]), row["takes"], row["makes"], source)
+        shown.add_row(row["name"], size, row["takes"], row["makes"], source)
     Results().print(shown)
 
 
-def show(name: Name, as_json: Json = False, form: Format = "table", debug: Debug = False) -> None:
+@options()
+def show(name: Name, as_json: Json = False) -> None:
     """What a model is made of, from its shapes alone."""
     from fastcar_cli.checkpoints.hub import licence, repository_of
     from fastcar_cli.checkpoints.names import BUNDLED
@@ -49,38 +49,31 @@ def show(name: Name, as_json: Json = False, form: Format = "table", debug: Debug
 
     spec, repository = spec_of(name), repository_of(name)
     decoder = spec.decoder
-    facts: dict[str, Any] = _line(name) | {
+    about: dict[str, Any] = _line(name) | {
         "decoder": f"{decoder.layers} layers, width {decoder.width}, MLPs {decoder.mlp_width}, {decoder.heads} heads",
         "tokens_per_frame": spec.tokens_per_frame,
         "codes_per_token": spec.code_depth,
         "terms": ("Apache-2.0" if name in BUNDLED else "unknown") if repository is None else licence(name, repository),
     }
     if as_json:
-        typer.echo(json.dumps(facts))
+        typer.echo(json.dumps(about))
         return
-    from fastcar_cli.cli.render import Results
-    from fastcar_cli.cli.render import facts as table_of
+    from fastcar_cli.cli.render import Results, facts
 
-    shown = table_of(name)
-    for key, value in facts.items():
+    shown = facts(name)
+    for key, value in about.items():
         if key != "name":
-            shown.add_row(key.replace("_", " "), f"{value:,}" if type(value) is int else _word(value))
+            text = ("yes" if value else "no") if isinstance(value, bool) else value
+            shown.add_row(key.replace("_", " "), f"{text:,}" if type(text) is int else str(text))
     Results().print(shown)
 
 
-def pull(name: Name, debug: Debug = False) -> None:
+@options()
+def pull(name: Name) -> None:
     """Fetch a model of the hub into the cache, so that later runs need no network; started again, it resumes."""
     from fastcar_cli.checkpoints.open import folder_of
 
     typer.echo(str(folder_of(name)))
-
-
-def _word(value: object) -> str:
-    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
-
-
-def _size(parameters: int) -> str:
-    return f"{parameters / 1e9:.1f} B" if parameters >= 1e9 else f"{parameters / 1e6:.{parameters < 1e7:d}f} M"
 
 
 def _line(name: str) -> dict[str, Any]:

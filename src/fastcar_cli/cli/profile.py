@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fastcar_cli.cli.complete import models, words
-from fastcar_cli.cli.flags import check_file, one_of, refuse
-from fastcar_cli.cli.options import Accelerator, Debug, Flags, Format, Json, options
+from fastcar_cli.cli.flags import check_file, refuse
+from fastcar_cli.cli.options import Accelerator, Flags, Json, a_model, options
 from fastcar_cli.config import choices
 from fastcar_cli.config.run_config import load_config, surroundings
 from fastcar_cli.errors import RequestError
@@ -18,9 +17,6 @@ from fastcar_cli.system.files import read_text, write_whole
 
 if TYPE_CHECKING:
     from fastcar_cli.profile.profile_report import ProfileSettings
-
-
-BACKENDS, DTYPES = choices.values(choices.Backend), ("auto", "float32", "bfloat16", "float16")
 
 
 @options("runtime.device", "runtime.threads", "runtime.executor")
@@ -34,7 +30,7 @@ def profile(
         typer.Option(
             help="Bundled model, a published name such as vila-u-7b (its shapes with random weights, no download), or "
             "a folder. [default: table]",
-            autocompletion=words(models),
+            autocompletion=a_model,
         ),
     ] = None,
     rows: Annotated[
@@ -42,15 +38,14 @@ def profile(
         typer.Option(help="Rows of the batch; a guided video is two. [default: one video's]", min=1, max=256),
     ] = None,
     dtype: Annotated[
-        str, typer.Option(help="auto, float32, bfloat16 or float16.", autocompletion=words(DTYPES))
+        Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="auto, float32, bfloat16 or float16.")
     ] = "auto",
     *,
     flags: Flags,
     repeats: Annotated[int, typer.Option(help="Timed steps a length and kind.", min=1, max=10**6)] = 5,
     replay_ratio: Annotated[float, typer.Option(help="Replay that drafts are held against.", min=0, max=1)] = 0.8,
     backend: Annotated[
-        str,
-        typer.Option(help="torch, or fpga-sim: cycles of the emulated accelerator.", autocompletion=words(BACKENDS)),
+        choices.Backend, typer.Option(help="torch, or fpga-sim: cycles of the emulated accelerator.")
     ] = "torch",
     fpga: Accelerator = None,
     decode: Annotated[str | None, typer.Option(metavar="PROMPT", help="Profile a real run of this prompt.")] = None,
@@ -59,21 +54,21 @@ def profile(
     save: Annotated[Path | None, typer.Option(help="File to keep the result in (JSON).")] = None,
     compare: Annotated[Path | None, typer.Option(help="Earlier result to print ratios against.")] = None,
     as_json: Json = False,
-    form: Format = "table",
-    debug: Debug = False,
 ) -> None:
     """Measure one decode step by context length, or a real run with --decode."""
-    from fastcar_cli.profile.profile_report import ProfileSettings, ratios
+    from fastcar_cli.checkpoints.open import spec_of
+    from fastcar_cli.profile.profile_report import ProfileSettings, emulated_lengths, ratios
     from fastcar_cli.profile.profiler import parse_lengths
 
     run = load_config(None, (), flags, surroundings())
     runtime, model = run.runtime, model or run.model
-    _refuse(ctx, backend, dtype, decode, seq, model)
+    _refuse(ctx, backend, decode, seq, model)
     lengths = [] if decode is not None and seq is None else parse_lengths(seq or _lengths(model))
     earlier = _read(compare) if compare is not None else None
     check_file("--save", save)
     if backend == "fpga-sim":
-        document = _emulated(model, lengths, rows, fpga)
+        spec = spec_of(model)
+        document = emulated_lengths(spec, model, lengths, rows or (2 if spec.layout.guided else 1), fpga)
     else:
         chosen = ProfileSettings(
             *(model, lengths, rows, dtype, runtime.device, runtime.threads, repeats, replay_ratio),
@@ -94,12 +89,10 @@ def profile(
         show(document)
 
 
-def _refuse(ctx: typer.Context, backend: str, dtype: str, decode: str | None, seq: str | None, model: str) -> None:
-    """Refuse unknown words and options without effect. Raises RequestError."""
+def _refuse(ctx: typer.Context, backend: str, decode: str | None, seq: str | None, model: str) -> None:
+    """Refuse options without effect. Raises RequestError."""
     from fastcar_cli.checkpoints.architectures import published
 
-    one_of("--backend", backend, BACKENDS)
-    one_of("--dtype", dtype, DTYPES)
     if decode is None:
         refuse(ctx, ("tau", "seed"), "without a run", "it needs --decode PROMPT")
     elif seq is None:
@@ -133,14 +126,6 @@ def _measured(what: ProfileSettings) -> dict[str, Any]:
     with progress(console(), "lengths") as bar:
         task = bar.add_task("measuring", total=len(what.lengths))
         return profile_steps(what, lambda: bar.advance(task))
-
-
-def _emulated(model: str, lengths: list[int], rows: int | None, fpga: str | None) -> dict[str, Any]:
-    from fastcar_cli.checkpoints.open import spec_of
-    from fastcar_cli.profile.profile_report import emulated_lengths
-
-    spec = spec_of(model)
-    return emulated_lengths(spec, model, lengths, rows or (2 if spec.layout.guided else 1), fpga)
 
 
 def _decoded(model: str, prompt: str, tau: str, seed: int, device: str, dtype: str) -> dict[str, Any]:

@@ -34,10 +34,6 @@ PLAIN_SECONDS = 60.0
 """Seconds between lines where standard error is not a terminal."""
 
 
-FORMATS = ("table", "json", "csv", "md")
-"""How results may be printed; JSON is up to each command."""
-
-
 def console(quiet: bool = False) -> Console:
     """The console of everything but results. Nothing that it prints is read as markup: styles are `Text`."""
     return Console(stderr=True, quiet=quiet, markup=False, emoji=False)
@@ -47,7 +43,7 @@ class Results(Console):
     """Standard output. Tables may be printed as CSV or Markdown; in a pipe they are as wide as they need."""
 
     form = "table"
-    """One of `FORMATS`, of this run of the program."""
+    """How tables are printed in this run of the program: as such, or as csv or md."""
 
     def __init__(self, quiet: bool = False) -> None:
         super().__init__(quiet=quiet, markup=False, emoji=False)

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.complete import words
 from fastcar_cli.cli.flags import one_of, refuse
-from fastcar_cli.cli.options import (
-    Address,
-    ConfigFile,
-    Debug,
-    EngineName,
-    Flags,
-    Format,
-    Overrides,
-    Quiet,
-    Shard,
-    Workers,
-    options,
-)
+from fastcar_cli.cli.options import Flags, VideoOptions, options, words
 from fastcar_cli.config import choices
 from fastcar_cli.config.lists import parse_seeds, parse_shard
 from fastcar_cli.config.run_config import load_sources, notices, surroundings
@@ -40,90 +28,46 @@ if TYPE_CHECKING:
 BACKENDS, DRAFTS = choices.values(choices.Backend), choices.values(choices.Draft)
 GATES, SCORES = choices.values(choices.Gate), choices.values(choices.Score)
 METRICS = ("psnr", "ssim", "ms-ssim", "temporal", "fidelity", "lpips")
-
-
-def _list(flag: str, help: str, allowed: tuple[str, ...] = ()) -> Any:
-    """An option that takes values with commas between them."""
-    return typer.Option(flag, help=help, autocompletion=words(allowed) if allowed else None)
-
-
-Prompts = Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="What the videos show.")]
-PromptsFile = Annotated[
-    Path | None, typer.Option("--prompts", help="File with one prompt a line, or JSON: VBench's lists, or .jsonl.")
-]
-InputFiles = Annotated[
-    list[Path] | None, typer.Option("--input", metavar="FILE", help="Clips to continue, instead of prompts; repeat it.")
-]
-Actions = Annotated[
-    list[Path] | None, typer.Option(metavar="FILE", help="Actions of the inputs: one file for all, or one each.")
-]
-Output = Annotated[Path | None, typer.Option("-o", "--output", help="Folder of the sweep.")]
 _OWN = "[default: the configuration's]"
-Taus = Annotated[str | None, _list("--tau", f"Thresholds: off, numbers (0 to -4 is useful), -inf. {_OWN}")]
-Ratios = Annotated[str | None, _list("--replay-ratio", "Replay ratios that a controller holds, beside --tau.")]
-Scores = Annotated[str | None, _list("--score", f"Scores: {', '.join(SCORES)}. {_OWN}", SCORES)]
-Axis = Annotated[
-    str | None,
-    _list(
-        "--axis",
-        "An axis with all its values: score (at ratios 0.2,0.5,0.8), gate, or draft (lengths 4,8,16).",
-        ("score", "gate", "draft"),
-    ),
-]
-Drafts = Annotated[str | None, _list("--draft", "Drafts: off, frame, jacobi, auto. [default: off]", DRAFTS)]
-DraftLengths = Annotated[str | None, _list("--draft-window", "Draft lengths of --draft. [default: 16]")]
-Seeds = Annotated[str, typer.Option(help="Seeds: 0-3, 0,5,7 or both.")]
-Windows = Annotated[str | None, _list("--window", f"Attention windows in tokens, or off. {_OWN}")]
-Gates = Annotated[str | None, _list("--gate", f"Gates: {', '.join(GATES)}. {_OWN}", GATES)]
-Backends = Annotated[str | None, _list("--backend", f"Backends: {', '.join(BACKENDS)}. {_OWN}", BACKENDS)]
-Repeats = Annotated[int, typer.Option(help="Timed decodes a cell.", min=1, max=1000)]
-Metrics = Annotated[
-    str | None, _list("--metrics", f"Of {', '.join(METRICS)}. [default: all that need no weights]", METRICS)
-]
-LpipsWeights = Annotated[
-    Path | None, typer.Option(help="State dict of torchvision's AlexNet or VGG16, for the metric lpips.")
-]
-Names = Annotated[str | None, typer.Option(help="vbench: also name videos {prompt}-{index}.mp4.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print grid and expected time; write nothing.")]
-Json = Annotated[bool, typer.Option("--json", help="Print results.json on standard output.")]
+
+
+def _list(help: str, allowed: tuple[str, ...] = ()) -> Any:
+    """An option that takes values with commas between them."""
+    return typer.Option(help=help, autocompletion=words(allowed) if allowed else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(VideoOptions):
+    """Options of `sweep`; None: the configuration's own values."""
+
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder of the sweep.")] = None
+    tau: Annotated[str | None, _list(f"Thresholds: off, numbers (0 to -4 is useful), -inf. {_OWN}")] = None
+    replay_ratio: Annotated[str | None, _list("Replay ratios that a controller holds, beside --tau.")] = None
+    score: Annotated[str | None, _list(f"Scores: {', '.join(SCORES)}. {_OWN}", SCORES)] = None
+    axis: Annotated[
+        str | None,
+        _list(
+            "An axis with all its values: score (at ratios 0.2,0.5,0.8), gate, or draft (lengths 4,8,16).",
+            ("score", "gate", "draft"),
+        ),
+    ] = None
+    draft: Annotated[str | None, _list("Drafts: off, frame, jacobi, auto. [default: off]", DRAFTS)] = None
+    draft_window: Annotated[str | None, _list("Draft lengths of --draft. [default: 16]")] = None
+    seeds: Annotated[str, typer.Option(help="Seeds: 0-3, 0,5,7 or both.")] = "0"
+    window: Annotated[str | None, _list(f"Attention windows in tokens, or off. {_OWN}")] = None
+    gate: Annotated[str | None, _list(f"Gates: {', '.join(GATES)}. {_OWN}", GATES)] = None
+    backend: Annotated[str | None, _list(f"Backends: {', '.join(BACKENDS)}. {_OWN}", BACKENDS)] = None
+    repeats: Annotated[int, typer.Option(help="Timed decodes a cell.", min=1, max=1000)] = 3
+    metrics: Annotated[str | None, _list(f"Of {', '.join(METRICS)}. [default: all that need no weights]", METRICS)] = (
+        None
+    )
+    lpips_weights: Annotated[
+        Path | None, typer.Option(help="State dict of torchvision's AlexNet or VGG16, for the metric lpips.")
+    ] = None
 
 
 @options("model", "generation.frames", "input.start", "input.step", "input.key")
-def sweep(
-    ctx: typer.Context,
-    prompts: Prompts = None,
-    prompts_file: PromptsFile = None,
-    inputs: InputFiles = None,
-    actions: Actions = None,
-    output: Output = None,
-    tau: Taus = None,
-    replay_ratio: Ratios = None,
-    score: Scores = None,
-    axis: Axis = None,
-    draft: Drafts = None,
-    draft_window: DraftLengths = None,
-    seeds: Seeds = "0",
-    window: Windows = None,
-    gate: Gates = None,
-    backend: Backends = None,
-    repeats: Repeats = 3,
-    metrics: Metrics = None,
-    lpips_weights: LpipsWeights = None,
-    names: Names = None,
-    shard: Shard = None,
-    engine: EngineName = "local",
-    address: Address = None,
-    workers: Workers = None,
-    *,
-    flags: Flags,
-    config: ConfigFile = None,
-    set_: Overrides = None,
-    dry: DryRun = False,
-    as_json: Json = False,
-    form: Format = "table",
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> None:
+def sweep(ctx: typer.Context, asked: SweepOptions, flags: Flags) -> None:
     """Speed against quality over thresholds, prompts and seeds; started again it resumes.
 
     Every cell is compared with the dense video of its prompt and seed.
@@ -132,37 +76,30 @@ def sweep(
     from fastcar_cli.sweep.metrics import parse_metrics
     from fastcar_cli.sweep.session import Request
 
-    run, sources = load_sources(config, set_ or [], flags, surroundings())
-    clips = ClipFiles(tuple(inputs or ()), tuple(actions or ()), run.input)
-    texts, notes = _prompts(ctx, clips, prompts or [], prompts_file)
-    check_engine(engine, address, workers)
-    one_of("--names", names, ("vbench",))
-    if shard is not None:
-        parse_shard(shard)
-    given = {"tau": tau, "replay_ratio": replay_ratio, "score": score, "gate": gate, "draft": draft}
-    chosen = _axes(ctx, axis, {**given, "draft_window": draft_window, "window": window, "backend": backend})
-    if output is None and not dry:
+    run, sources = load_sources(asked.config, asked.set_ or [], flags, surroundings())
+    clips = ClipFiles(tuple(asked.inputs or ()), tuple(asked.actions or ()), run.input)
+    texts, notes = _prompts(ctx, clips, asked.prompts or [], asked.prompts_file)
+    check_engine(asked.engine, asked.address, asked.workers)
+    one_of("--names", asked.names, ("vbench",))
+    if asked.shard is not None:
+        parse_shard(asked.shard)
+    axes = ("tau", "replay_ratio", "score", "gate", "draft", "draft_window", "window", "backend")
+    chosen = _axes(ctx, asked.axis, {name: getattr(asked, name) for name in axes})
+    if asked.output is None and not asked.dry:
         raise RequestError("-o is missing: a sweep needs a folder", hint="-o DIR")
     request = Request(
         config=run,
         prompts=tuple(texts),
-        seeds=parse_seeds(seeds),
+        seeds=parse_seeds(asked.seeds),
         axes=chosen,
-        repeats=repeats,
-        metrics=parse_metrics(metrics, lpips_weights),
-        lpips=lpips_weights,
-        vbench=names == "vbench",
-        shard=shard,
-        engine=engine,
-        address=address,
-        workers=workers,
+        metrics=parse_metrics(asked.metrics, asked.lpips_weights),
+        lpips=asked.lpips_weights,
+        vbench=asked.names == "vbench",
         inputs=clips,
+        **{name: getattr(asked, name) for name in ("repeats", "shard", "engine", "address", "workers")},
     )
-    notes += notices({key: source for key, source in sources.items() if key != "replay.tau" or tau is None})
-    if dry or output is None:
-        _dry_run(request, output, as_json, quiet, notes)
-    else:
-        _sweep(request, output, notes, quiet, as_json)
+    notes += notices({key: source for key, source in sources.items() if key != "replay.tau" or asked.tau is None})
+    (_dry_run if asked.dry else _sweep)(request, asked, notes)
 
 
 def _prompts(ctx: typer.Context, clips: ClipFiles, given: list[str], file: Path | None) -> tuple[list[str], list[str]]:
@@ -209,13 +146,13 @@ def _axes(ctx: typer.Context, axis: str | None, given: dict[str, str | None]) ->
     return {name: values for name, values in axes.items() if values is not None}
 
 
-def _sweep(request: Request, output: Path, notes: list[str], quiet: bool, as_json: bool) -> None:
+def _sweep(request: Request, asked: SweepOptions, notes: list[str]) -> None:
     """Run a sweep and print its results."""
     from fastcar_cli.cli.render import Results, console, note
     from fastcar_cli.cli.sweep_render import show
     from fastcar_cli.sweep.session import Session
 
-    terminal, session = console(quiet), Session.open(request)
+    terminal, session, output = console(asked.quiet), Session.open(request), asked.output or Path(".")
     for text in [*notes, *session.notices]:
         note(terminal, text)
     with session.opened(output) as store:
@@ -225,10 +162,10 @@ def _sweep(request: Request, output: Path, notes: list[str], quiet: bool, as_jso
         results, written, notes = session.finish(store)
     for text in notes:
         note(terminal, text)
-    if as_json:
+    if asked.as_json:
         typer.echo(json.dumps(results, ensure_ascii=False))
     else:
-        show(Results(quiet), terminal, results, output, written)
+        show(Results(asked.quiet), terminal, results, output, written)
 
 
 def _decode(session: Session, store: Store, terminal: Any) -> None:
@@ -246,16 +183,16 @@ def _decode(session: Session, store: Store, terminal: Any) -> None:
         raise typer.Exit(status(e)) from None
 
 
-def _dry_run(request: Request, output: Path | None, as_json: bool, quiet: bool, notes: list[str]) -> None:
+def _dry_run(request: Request, asked: SweepOptions, notes: list[str]) -> None:
     from fastcar_cli.cli.render import Results, console, note
     from fastcar_cli.cli.sweep_render import show_plan
     from fastcar_cli.sweep.session import grid_document
 
-    document = grid_document(request, output)
+    document = grid_document(request, asked.output)
     document["notes"] = [*notes, *document["notes"]]
-    if as_json:
+    if asked.as_json:
         typer.echo(json.dumps(document, ensure_ascii=False))
     else:
-        show_plan(Results(quiet), document)
+        show_plan(Results(asked.quiet), document)
         for text in document["notes"]:
-            note(console(quiet), text)
+            note(console(asked.quiet), text)

@@ -15,13 +15,8 @@ from fastcar_cli.models.checkpoint import empty_network
 from fastcar_cli.models.network import Spec
 from fastcar_cli.models.vila_u.network import ModelSpec
 from fastcar_cli.models.weight_format import WeightFormat
-from fastcar_cli.weights.formats import GROUP, PACKED
+from fastcar_cli.weights.formats import GROUP
 from fastcar_cli.weights.tensors import Weights
-
-DTYPES = (*reversed(PACKED), "bfloat16")
-"""What a model can be converted to."""
-
-DEPTH_DTYPES = tuple(PACKED)
 
 _NARROW = 1024
 """A narrower depth transformer stays int8 beside int4: it is small and loses most by int4 (VILA-U's is 2560 wide)."""
