@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class Step:
     """What one pass gave: the positions after its inputs, `inputs.first + 1` and on.
 
-    hidden [rows, count, width] after the final norm; logits [depth, P, count, codes], guided, before top-k; None unless
-    `keep_logits` asks for them. On a GPU it may still be computed; tensors are good until the next step.
+    hidden [rows, count, width] after the final norm; logits [depth, P, count, codes], guided, before top-k; None
+    without `keep_logits`. On a GPU it may still be computed; tensors are good until the next step.
     """
 
     inputs: Inputs
@@ -83,8 +83,8 @@ class Watcher(Protocol):
     def layer(self, layer: int, t: int, mlp: Tensor, out: Tensor) -> None:
         """A block is done with input token t (-1: the prompt's last token).
 
-        mlp [rows, width] is what the MLP branch added, computed or replayed; out [rows, width] the
-        residual stream after it. Both are only valid during the call.
+        mlp [rows, width] is what the MLP branch added, out [rows, width] the residual stream after it, both valid
+        during the call only.
         """
 
 
@@ -92,9 +92,11 @@ class Watcher(Protocol):
 class Observers:
     """What watches a decode; any of these but the last two needs the plain executor.
 
-    watch: sees every block's output. on_block: sees every scored block between attention and MLP. mark: called with a
-    name at the end of each part of a pass, for profiling. on_prefill: called in the prefill with the work done and all
-    of it. on_prompt: called with what `Batch.fill` takes.
+    watch: sees every block's output.
+    on_block: sees every scored block between attention and MLP.
+    mark: called with a name at the end of each part of a pass, for profiling.
+    on_prefill: called in the prefill with the work done and all of it.
+    on_prompt: called with what `Batch.fill` takes.
     """
 
     watch: Watcher | None = None
@@ -111,11 +113,10 @@ class Observers:
 
 @dataclass
 class Clock:
-    """Wall seconds of the phases of a decode, the device waited for at their ends.
+    """Wall seconds of the phases of a decode, with the device waited for at their ends.
 
-    `reading` is what turning the prompts into tokens took, `capture` what building CUDA graphs took in the middle of a
-    decode, which `decode` does not count. `mlp` is the part of `decode` spent in MLP branches and `draw` that spent
-    drawing codes (the depth transformer), 0 where the executor does not time them.
+    `reading`: prompts to tokens. `capture`: building CUDA graphs within a decode, which `decode` leaves out. `mlp` and
+    `draw` (codes from hidden states) are parts of `decode`, 0 where the executor does not time them.
     """
 
     reading: float = 0.0
@@ -128,20 +129,8 @@ class Clock:
 
 @dataclass
 class Batch:
-    """Videos that are decoded together.
-
-    Attributes:
-        model: the network, in evaluation mode.
-        settings: how to decode.
-        prompts: what the videos begin with.
-        places: angles and added vectors of every visual token.
-        cache: keys and values.
-        replay: the replay rule at work; None where nothing replays and no scores are requested.
-        draws: codes, drawn and given.
-        backend: executes the MLPs.
-        observers: what watches.
-        clock: how long the phases took.
-
+    """Videos that are decoded together. `model` is in evaluation mode; `replay` is None where nothing replays and no
+    scores are requested.
     """
 
     model: Network
@@ -168,8 +157,7 @@ class Batch:
         """A batch ready to be decoded, with its caches allocated.
 
         prompts: token ids, one list a row, conditional rows first; 2 P rows with guidance, P without. uniforms: [P,
-        T*N, depth] numbers in [0, 1) that fix the draws. conditions: what videos are given beside their prompts, as
-        `Network.added` takes it.
+        T*N, depth] numbers in [0, 1) that fix the draws. conditions: see `PromptRows`.
         """
         spec, frame = model.spec, model.spec.tokens_per_frame
         if not isinstance(prompts, PromptRows):
@@ -212,7 +200,7 @@ class Batch:
         return self.prompts.rows
 
     def fill(self, layer: int, keys: Tensor, values: Tensor, outputs: Tensor) -> None:
-        """Take what a layer made of the prompts.
+        """Take a layer's results of the prompts.
 
         Keys, rotated, and values [rows, kv_heads, padded, head_dim]; MLP outputs [rows, tokens, width] of the last
         tokens, a frame of them at least.
@@ -224,10 +212,7 @@ class Batch:
             self.observers.on_prompt(layer, keys, values, outputs)
 
     def fast_forward(self, seed: int = 0) -> None:
-        """Fill codes, keys, values and MLP outputs with random numbers.
-
-        For measuring passes at a context length without decoding up to it; what is decoded then means nothing.
-        """
+        """Fill codes, keys, values and MLP outputs with random numbers, to measure passes at a context length."""
         generator = torch.Generator(self.model.device).manual_seed(seed)
         self.draws.buffer.random_(self.model.spec.codes, generator=generator)
         self.draws.latent = None

@@ -38,13 +38,11 @@ if TYPE_CHECKING:
 class Decode(Batch):
     """A batch and the loop that decodes it; `Decode.of` makes one.
 
-    Attributes:
-        executor: runs the passes; chosen when decoding begins, where it is not set before.
-        saved: the prompts' keys, values and MLP outputs, read or written; None: neither.
-        windows: what `--draft auto` has learned of earlier videos like these; None: nothing.
-        executor_name: its name, also after `release`; None before decoding begins.
-        why: the reason for the choice, for people.
-
+    executor: runs the passes; chosen when decoding begins, where it is not set before.
+    saved: the prompts' KV cache and MLP outputs, read or written; None: neither.
+    windows: what `--draft auto` has learned of earlier videos like these.
+    executor_name: its name, also after `release`; None before decoding begins.
+    why: the reason for the choice, for people.
     """
 
     executor: Executor | None = None
@@ -97,8 +95,8 @@ class Decode(Batch):
     def steps(self, forced: Tensor | None = None, keep_logits: bool = False, first: int = 0) -> Iterator[Step]:
         """Decode every position, pass after pass.
 
-        `forced` codes [P, T*N, depth] are taken instead of drawn ones. With `first` above 0 the prompts and the
-        positions before it are not decoded but made up, see `fast_forward`.
+        `forced` codes [P, T*N, depth] are taken instead of drawn ones. With `first` > 0 the prompts and the positions
+        before it are made up, see `fast_forward`.
         """
         draws = self.draws
         if forced is not None:
@@ -171,9 +169,8 @@ class Decode(Batch):
         return self
 
     def replay_shares(self) -> Tensor:
-        """Share of layers and rows that replayed by code of every decoded picture, delimiters left out, [T, codes].
-
-        The last token is never fed back: 0.
+        """Share of layers and rows that replayed by code of every decoded frame, delimiters left out, [T, codes]; 0 of
+        the last token, which is never fed back.
         """
         shares = torch.zeros(self.draws.tokens)
         if self.replay is not None:
@@ -216,8 +213,8 @@ def begin(
     """The decode of some prompts by a model, and what its tokenizer read in each.
 
     Each video draws from its own seed, which also decides what its prompt leaves open; None: that stays open, and all
-    random numbers are 0. `backend` makes the MLP backend from the decoder and the number of rows, `on_reading` gets the
-    progress of each prompt's reading. Raises RequestError for a prompt that the model can't take.
+    random numbers are 0. `backend` makes the MLP backend from the decoder and the number of rows. Raises RequestError
+    for a prompt that the model can't take.
     """
     tokenizer, network = model.tokenizer, model.network
     spec, began = network.spec, time.perf_counter()

@@ -19,7 +19,7 @@ class Inputs:
     """
 
     def __init__(self, first: tuple[int, ...], count: int = 1) -> None:
-        self.first, self.count = first, count
+        self.first, self.count, self.videos = first, count, len(first)
         self.common = first[0] if first.count(first[0]) == len(first) else None
 
     def tokens(self, rows: int, device: torch.device) -> Tensor:
@@ -42,11 +42,6 @@ class Inputs:
         row = 0 if rows == 1 else torch.arange(rows, device=table.device)
         return tokens % len(table) if ring else tokens, row
 
-    @property
-    def videos(self) -> int:
-        """P."""
-        return len(self.first)
-
     def of(self, table: Tensor, shift: int = 0) -> Tensor:
         """What a table holds of the inputs, see `index`: [count, rows or 1, ...], a view where it can be one."""
         return table[self.index(table, shift)]
@@ -60,14 +55,8 @@ class InputsOnDevice(Inputs):
     """Input tokens int64 [count, P] that the host does not know."""
 
     def __init__(self, tokens: Tensor, rows: int) -> None:
-        self.count, self.common = len(tokens), None
-        self._tokens = {n: tokens.repeat(1, n // tokens.shape[1]) for n in {tokens.shape[1], rows}}
-        self._videos = tokens.shape[1]
-
-    @property
-    def videos(self) -> int:
-        """See `Inputs`."""
-        return self._videos
+        self.count, self.videos, self.common = *tokens.shape, None
+        self._tokens = {n: tokens.repeat(1, n // self.videos) for n in {self.videos, rows}}
 
     def tokens(self, rows: int, device: torch.device) -> Tensor:
         """See `Inputs`."""

@@ -17,13 +17,11 @@ from fastcar_cli.models.network import Network
 class PromptRows:
     """Prompts as rows of token ids, padded on the left: conditional rows first, then the unconditional ones.
 
-    Attributes:
-        ids: int64 [rows, padded].
-        lengths: tokens of each row, int64 [rows].
-        guided: whether each video has two rows.
-        aligned: tokens at the end of the prompts that lie as those of frames do.
-        conditions: what videos are given beside their prompts, as `Network.added` takes it.
-
+    ids: int64 [rows, padded].
+    lengths: tokens of each row, int64 [rows].
+    guided: whether each video has two rows.
+    aligned: tokens of frames at the end of the prompts.
+    conditions: what videos are given beside their prompts, as `Network.added` takes it.
     """
 
     ids: Tensor
@@ -124,14 +122,12 @@ def _by_video(parts: Sequence[Tensor]) -> Tensor | None:
 
 
 class Places:
-    """Angles of every visual token, and what the model adds to its input, all computed before decoding begins.
+    """Angles of every visual token, and what the model adds to its input, computed before decoding begins.
 
-    Attributes:
-        cos, sin: [T*N + slack, rows or 1, head_dim]; 1 where all prompts are equally long.
-        added: [T*N + slack, 1 or P, width] or None; after the last token what it has.
-        prompt_added: the same of the prompts' `aligned` tokens.
-        cross_kv: the cross-attention KV of each block; empty of a model without.
-
+    cos, sin: [T*N + slack, rows or 1, head_dim]; 1 where all prompts are equally long.
+    added: [T*N + slack, 1 or P, width] or None; after the last token what it has.
+    prompt_added: the same of the prompts' `aligned` tokens.
+    cross_kv: the cross-attention KV of each block; empty of a model without.
     """
 
     def __init__(self, model: Network, prompts: PromptRows, tokens: int, slack: int = 0) -> None:

@@ -1,7 +1,6 @@
-"""From guided logits to codes: temperature, top-k, top-p, one uniform number a draw.
+"""From guided logits to codes: temperature, top-k, top-p, and one uniform number a draw.
 
-A draw is the inverse of the cumulative distribution at a number that belongs to the video, so what
-else is in the batch cannot change it.
+A draw is the inverse of the cumulative distribution at a number of the video's own, whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -31,10 +30,7 @@ def guide(logits: Tensor, cfg: float) -> Tensor:
 
 
 def running_sum(probs: Tensor) -> Tensor:
-    """Sums along the codes of [P, K], in an order of additions that does not change from run to run.
-
-    On CUDA a single row goes to a scan whose order does; beside a second row it goes to one that is fixed.
-    """
+    """Sums along the codes of [P, K] in a fixed order of additions, which CUDA has for two rows and not for one."""
     if probs.is_cuda and len(probs) == 1:
         return torch.cat([probs, probs]).cumsum(-1)[:1]
     return probs.cumsum(-1)
@@ -45,9 +41,8 @@ def distribution(
 ) -> tuple[Tensor, Tensor]:
     """Probabilities after top-k and top-p in falling order, and the codes they belong to, each [P, K].
 
-    Ties with the k-th largest logit stay. The entry that crosses top-p stays, so at least one is; `strict`: so is
-    the one after it where those before hold top-p exactly. A top_p that is a tensor, float32 [P, 1] or [1, 1], is not
-    read on the host; the result is the same.
+    Ties with the k-th largest logit stay. The entry that crosses top-p stays; `strict`: so does the one after it where
+    those before hold top-p exactly. A top_p that is a tensor, float32 [P, 1] or [1, 1], is not read on the host.
     """
     logits = logits.float() / temperature
     values, order = logits.sort(dim=-1, descending=True, stable=True)
@@ -72,8 +67,7 @@ def not_finite() -> RunError:
 def sample(logits: Tensor, uniform: Tensor, settings: SamplingSettings, top_p: float | Tensor) -> Tensor:
     """One code a video, int64 [P], of guided logits [P, K] and uniform numbers in [0, 1) [P].
 
-    `top_p` is the one in force (`SamplingSettings.top_p_of`); a tensor, as in `distribution`, stays on the device. On
-    the CPU logits that are NaN or infinite raise RunError.
+    `top_p`: as in `distribution`. On the CPU logits that are NaN or infinite raise RunError.
     """
     if logits.device.type == "cpu" and not bool((logits < math.inf).all()):
         raise not_finite()

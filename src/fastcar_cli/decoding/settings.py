@@ -13,16 +13,14 @@ from fastcar_cli.models.sampling import SamplingSettings
 class DecodeSettings:
     """How to decode.
 
-    Attributes:
-        frames: decoded frames; context frames are not among them.
-        rule: what replays.
-        draft: how several tokens are decoded in one pass.
-        window: attend to the last so many tokens and each prompt's first `sinks` only; None: to all.
-        kv_dtype: format of keys and values, a word of `choices.KVDtype`; auto: the model's dtype.
-        keep_tas: compute and keep the scores of every layer.
-        executor: who runs a pass, a word of `choices.Executor`; auto: the fastest that can, see `choice.choose`.
-        threads: those of the native kernels, and of nothing else; None: as many as torch has.
-
+    frames: decoded frames, without context frames.
+    rule: what replays.
+    draft: how several tokens are decoded in one pass.
+    window: attend to the last so many tokens and each prompt's first `sinks` only; None: to all.
+    kv_dtype: format of keys and values, of `choices.KVDtype`; auto: the model's dtype.
+    keep_tas: compute and store the scores of every layer.
+    executor: who runs a pass, of `choices.Executor`; auto: see `select.choose`.
+    threads: of the native kernels alone; None: as many as torch has.
     """
 
     frames: int

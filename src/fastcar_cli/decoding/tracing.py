@@ -1,7 +1,4 @@
-"""What the engine computes on given codes, for comparing implementations.
-
-`trace` forces codes instead of sampling them, in the engine that generates, and returns what a comparison needs.
-"""
+"""What the engine computes on given codes, for comparing implementations."""
 
 from __future__ import annotations
 
@@ -31,20 +28,18 @@ if TYPE_CHECKING:
 class Trace:
     """A teacher-forced run. Rows: conditional ones first, then unconditional; all tensors on the CPU.
 
-    Attributes:
-        input_ids: token ids of each row's prompt, without padding.
-        position_ids: rotary positions of the prompts, padded on the left (padding has 1), int64 [rows, longest].
-        steps: indices of predicted tokens, those of logits and hidden states.
-        logits: after guidance, before top-k, float32 [len(steps), depth, P, codes].
-        hidden: after the final norm, float32 [len(steps), rows, width].
-        tas: by input token, float32 [layers, rows, T*N - 1]; NaN where none was computed.
-        replayed: by input token, bool [layers, rows, T*N - 1].
-        mlp: MLP outputs used at `mlp_tokens`, float32 [layers, len(mlp_tokens), rows, width].
-        block_out: residual stream after each block at `steps`, float32 [len(steps), layers, rows, width];
-            of the prompt's last token for step 0.
-        frames: pixels, float32 [P, pictures, H, W, 3] in 0..255, not rounded; those that prompts hold come first.
-        replay_ratio: replayed MLPs / (layers * rows * (T*N - 1)).
-
+    input_ids: token ids of each row's prompt, without padding.
+    position_ids: rotary positions of the prompts, padded on the left (padding has 1), int64 [rows, longest].
+    steps: indices of predicted tokens, those of logits and hidden states.
+    logits: after guidance, before top-k, float32 [len(steps), depth, P, codes].
+    hidden: after the final norm, float32 [len(steps), rows, width].
+    tas: by input token, float32 [layers, rows, T*N - 1]; NaN where none was computed.
+    replayed: by input token, bool [layers, rows, T*N - 1].
+    mlp: MLP outputs used at `mlp_tokens`, float32 [layers, len(mlp_tokens), rows, width].
+    block_out: residual stream after each block at `steps`, float32 [len(steps), layers, rows, width];
+        of the prompt's last token for step 0.
+    frames: pixels, float32 [P, frames, H, W, 3] in 0..255, not rounded, context frames first.
+    replay_ratio: replayed MLPs / (layers * rows * (T*N - 1)).
     """
 
     input_ids: list[list[int]]
@@ -77,10 +72,7 @@ class _Outputs:
 
 
 def _checked(model: LoadedModel, prompts: Sequence[Prompt], codes: Tensor | None) -> Tensor:
-    """The codes, [P, T*N, depth]; None: those of the frames after a clip's context.
-
-    Raises RequestError for codes that do not fit prompts and model.
-    """
+    """The codes, [P, T*N, depth]; None: those of the frames after a clip's context. Raises RequestError."""
     spec, videos = model.network.spec, len(prompts)
     n, depth, size = spec.tokens_per_frame, spec.code_depth, spec.codes
     if codes is None:
@@ -107,22 +99,6 @@ def _within(name: str, indices: Sequence[int], end: int) -> list[int]:
     return [int(index) for index in indices]
 
 
-_WORDS = {
-    "tas": choices.values(choices.TasDefinition),
-    "gate": choices.values(choices.Gate),
-    "eligible": choices.values(choices.Eligible),
-    "kv_dtype": choices.values(choices.KVDtype),
-    "executor": ("torch", "native"),
-}
-
-
-def _check_words(**given: str) -> None:
-    """Refuse words that an argument of `trace` does not take. Raises RequestError."""
-    for name, word in given.items():
-        if word not in _WORDS[name]:
-            raise RequestError(f"{name} is {word!r}, allowed: {', '.join(map(repr, _WORDS[name]))}")
-
-
 def trace(
     model: LoadedModel,
     prompts: Sequence[Prompt] | None = None,
@@ -144,29 +120,24 @@ def trace(
 ) -> Trace:
     """Decode with the given codes instead of sampled ones; returns what the engine computed.
 
-    Args:
-        model: what `fastcar_cli.models.load` returns.
-        prompts: P texts or clips, or None with `inputs`.
-        codes: integers [P, T*N, depth], or [P, T*N] where the depth is 1; of a model that takes frames ids from the
-            first delimiter on. None takes those of the inputs' frames after the context.
-        tau: threshold of all layers, None for dense, or one number or None a layer. Layers with None have no scores;
-            with infinity they have, and never replay.
-        inputs: frames uint8 [P, S, H, W, 3] instead of prompts, or the context frames alone.
-        actions: float32 [P, S, A] of a model that takes actions.
-        cfg: guidance scale; with 1 there are no unconditional rows. Default: 3, or 1 of a model without guidance.
-        tas: definition of the score, `attention` or `released`.
-        gate: the unit that replays, `row` or `pair`.
-        steps: predicted tokens whose logits and hidden states are returned; None: all.
-        mlp_tokens: input tokens whose MLP outputs are returned.
-        executor: `torch`, or `native`, which returns neither MLP nor block outputs.
-        kv_dtype: format of keys and values: `auto` (as the model) or `int8`.
-        backend: makes the executor of the MLPs from the decoder and the number of rows; None for the model's own.
-        eligible: tokens that may replay; `codes`: frame tokens only; `all`: frame delimiters too.
-        seeds: one a prompt, by which what it leaves open is drawn as `generate --seed` draws it; None: stays open.
+    model: what `fastcar_cli.models.load` returns.
+    prompts, inputs, actions: P texts or clips; or frames uint8 [P, S, H, W, 3], with float32 [P, S, A] of a model that
+        takes actions.
+    codes: integers [P, T*N, depth], or [P, T*N] where the depth is 1; with delimiters from the first one on. None takes
+        those of the inputs' frames after the context.
+    tau: threshold of all layers or one a layer, None for dense. Layers with None have no scores; with infinity they
+        have, and never replay.
+    cfg: guidance scale; with 1 there are no unconditional rows. Default: 3, or 1 of a model without guidance.
+    tas: definition of the score, `attention` or `released`. gate: the unit that replays, `row` or `pair`.
+    steps: predicted tokens whose logits and hidden states are returned; None: all.
+    mlp_tokens: input tokens whose MLP outputs are returned.
+    executor: `torch`, or `native`, which returns neither MLP nor block outputs.
+    kv_dtype: format of keys and values: `auto` (as the model) or `int8`.
+    backend: makes the executor of the MLPs from the decoder and the number of rows; None for the model's own.
+    eligible: tokens that may replay; `codes`: frame tokens only; `all`: frame delimiters too.
+    seeds: one a prompt, for what it leaves open, as `generate --seed` draws it; None: stays open.
 
-    Raises:
-        RequestError: a prompt the model can't take, codes, thresholds or indices that do not fit.
-
+    Raises RequestError for a prompt that the model can't take, and codes, thresholds or indices that do not fit.
     """
     if (prompts is None) == (inputs is None):
         raise RequestError("prompts and inputs: one of them is needed, not both")
@@ -174,7 +145,15 @@ def trace(
     if seeds is not None and len(seeds) != len(given):
         raise RequestError(f"seeds has {len(seeds)} numbers for {len(given)} prompts")
     codes, spec = _checked(model, given, codes), model.network.spec
-    _check_words(tas=tas, gate=gate, eligible=eligible, kv_dtype=kv_dtype, executor=executor)
+    for name, word, allowed in (
+        ("tas", tas, choices.values(choices.TasDefinition)),
+        ("gate", gate, choices.values(choices.Gate)),
+        ("eligible", eligible, choices.values(choices.Eligible)),
+        ("kv_dtype", kv_dtype, choices.values(choices.KVDtype)),
+        ("executor", executor, ("torch", "native")),
+    ):
+        if word not in allowed:
+            raise RequestError(f"{name} is {word!r}, allowed: {', '.join(map(repr, allowed))}")
     if executor == "native" and mlp_tokens:
         raise RequestError("mlp_tokens: native kernels return no MLP outputs", allowed="executor='torch'")
     taus = list(tau) if isinstance(tau, Sequence) else [tau]
@@ -192,8 +171,7 @@ def trace(
     settings = DecodeSettings(frames, sampling, rule, keep_tas=True, executor=executor, kv_dtype=kv_dtype)
     decode, _ = begin(model, given, seeds, settings, backend)
     outputs = _Outputs(decode, shown if executor == "torch" else [], watched)
-    if executor == "torch":
-        decode.observers.watch = outputs
+    decode.observers.watch = outputs if executor == "torch" else None
     found = _run(decode, codes, shown, outputs)
     found.tas[[v is None for v in taus]] = float("nan")
     return found

@@ -1,13 +1,12 @@
 """Keys and values of the decoder, allocated once, for all tokens or for a window of them.
 
-A token has an index in the padded sequence (prompts are left-padded to one length), visual token t padded + t, and lies
-in a slot of memory. Without a window the slot is the index. With one, the layout is StreamingLLM's: the
-first `sinks` tokens of each row's own prompt lie in the first slots, the last `window` tokens in a ring after them;
-one more ring keeps the keys of a frame for TAS, so that memory does not grow with the video. Keys are stored after
-rotation.
+A token has an index in the padded sequence (visual token t: padded + t) and lies in a slot of memory. Without a window
+the slot is the index. With one, as in StreamingLLM, the first `sinks` tokens of each row's own prompt lie in the first
+slots, the last `window` tokens in a ring after them; a second ring has the keys of a frame for TAS. Keys are stored
+after rotation.
 
-Rows may be at different tokens: every call names the token of each row. A token is appended by being written to its
-slot; one that is not final is taken back with what `snapshot` returned before it was appended.
+Rows may be at different tokens: every call names the token of each row. A token that is not final is taken back with
+what `snapshot` returned before it was appended.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ def prompt_mask(
 ) -> Tensor:
     """Who may attend to whom in the prefill, bool [rows, 1, last - first, last]: queries from `first` on.
 
-    Causal, not to padding; with a window only to the last `window` tokens (the query included) and
-    the row's first `sinks`. Padding attends to itself so that no row of the softmax is empty.
+    Causal, not to padding; with a window only to the last `window` tokens (the query included) and the row's first
+    `sinks`. Padding attends to itself so that no row of the softmax is empty.
     """
     i = torch.arange(padded, device=lengths.device)[:last]
     pad = (padded - lengths)[:, None, None]
@@ -43,14 +42,12 @@ def prompt_mask(
 class Slots(NamedTuple):
     """Where tokens read and write the caches, each int64 [n]; the columns of `KVCache.table`.
 
-    Attributes:
-        slot: takes the token's key and value.
-        length: slots below it are attended to.
-        aligned_from: of the aligned key that the token is scored against.
-        aligned_to: takes its own aligned key.
-        older: how many of the older tokens are attended to (see `kv_int8`).
-        moved_to: where among them the token goes that lay in `slot`; -1: nowhere.
-
+    slot: takes the token's key and value.
+    length: slots below it are attended to.
+    aligned_from: of the aligned key that the token is scored against.
+    aligned_to: takes its own aligned key.
+    older: how many of the older tokens are attended to (see `kv_int8`).
+    moved_to: where among them the token goes that lay in `slot`; -1: nowhere.
     """
 
     slot: Tensor
@@ -74,18 +71,16 @@ class Reach:
 class KVCache:
     """Keys and values of a batch of videos with this many visual tokens, N = `frame` a frame.
 
-    Attributes:
-        k, v: [layers, rows, kv_heads, slots, head_dim].
-        aligned: where keys of aligned tokens are read: k, or where that does not hold all of a frame the ring [layers,
-            rows, kv_heads, N + 1, head_dim], in which index i lies in slot i % (N + 1).
-        table: `Slots` of every input token, int64 [tokens - 1, 6].
-        nbytes: bytes allocated.
-        pad: padding before each prompt, int64 [rows].
-        sinks: sinks of each row, int64 [rows]: as requested, at most the tokens of its own prompt.
-        first_ring_slot: slots set apart for sinks.
-        text: tokens of the prompts before those of frames; all where a row is padded.
-        older: further keys and values, see `kv_int8`.
-
+    k, v: [layers, rows, kv_heads, slots, head_dim].
+    aligned: keys of aligned tokens: k, or where that does not hold all of a frame the ring [layers, rows, kv_heads, N +
+        1, head_dim], in which index i lies in slot i % (N + 1).
+    table: `Slots` of every input token, int64 [tokens - 1, 6].
+    nbytes: bytes allocated.
+    pad: padding before each prompt, int64 [rows].
+    sinks: sinks of each row, int64 [rows]: as requested, at most the tokens of its own prompt.
+    first_ring_slot: slots set apart for sinks.
+    text: tokens of the prompts before those of frames; all where a row is padded.
+    older: further keys and values, see `kv_int8`.
     """
 
     older: tuple[Tensor, ...] = ()
@@ -135,7 +130,7 @@ class KVCache:
 
     @property
     def most_inputs(self) -> int:
-        """Tokens of a row that one pass can append so that no two share a slot: N, or fewer with a smaller ring."""
+        """Most tokens of a row that one pass can append, each to a slot of its own."""
         return self.frame if self.window is None else min(self.frame, self.window)
 
     def _slots(self, t: Tensor) -> Slots:
@@ -217,10 +212,7 @@ class KVCache:
         return torch.where(place < 0, -1, i - (i - place) % self.window)
 
     def snapshot(self, t: Tensor) -> list[Restore]:
-        """What appending input tokens t, int64 [drafts, rows], will overwrite.
-
-        Nothing without a ring: until it is final, nothing reads its slots.
-        """
+        """What appending input tokens t, int64 [drafts, rows], will overwrite; without a ring nothing that is read."""
         if not self.overwrites:
             return []
         at = Slots(*self.table[t].unbind(-1))

@@ -1,9 +1,9 @@
 """Keys and values in int8 of all but the last tokens: `kv_dtype` int8.
 
-What attention looks at most stays in floats: the prompt's text (with a window the sinks) and the last R = `recent(N)` +
-1 tokens, in a ring after it. A token that leaves the ring is rounded: its key and its value, less their mean over the
-row's own prompt, are int8 with one scale a head (absmax / 127). The mean is a constant of each channel, which would
-take most of the range of numbers that have it in common.
+The prompt's text (with a window the sinks) and the last R = `recent(N)` + 1 tokens, in a ring after it, stay floats:
+they get most attention. A token that leaves the ring is rounded: its key and its value, less their mean over the row's
+own prompt, are int8 with one scale a head (absmax / 127). The mean is a constant of each channel, which would take most
+of the range.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from fastcar_cli.models.decoder_spec import recent
 
 
 class OlderTokens(NamedTuple):
-    """Keys and values int8 [layers, rows, kv_heads, older slots, head_dim] of tokens that lie further back.
-
-    Scales are float32 [layers, rows, kv_heads, older slots]. A row is its numbers times its scale, plus the mean
-    float32 [layers, rows, kv_heads, head_dim].
+    """Keys and values int8 [layers, rows, kv_heads, older slots, head_dim] of tokens before the ring: numbers times
+    scales float32 [layers, rows, kv_heads, older slots], plus means float32 [layers, rows, kv_heads, head_dim].
     """
 
     keys: Tensor
@@ -153,10 +151,8 @@ class Int8KVCache(KVCache):
         return torch.cat([text, in_ring, left], -1)
 
     def snapshot(self, t: Tensor) -> list[Restore]:
-        """See `KVCache.snapshot`.
-
-        Without a window a token that leaves the ring for a draft goes to a place of its own, which nothing sees before
-        that draft is final.
+        """See `KVCache.snapshot`. Without a window a token that leaves the ring for a draft has a place of its own,
+        which nothing reads before that draft is final.
         """
         ring, old = super().snapshot(t), self.older
         if self.window is None or not old.keys.shape[3]:

@@ -2,12 +2,10 @@
 
 A pass takes W input tokens of a video, its last final one and W - 1 drafts, and draws the W positions after them, each
 with its own random numbers. A draft is accepted where the draw of its position equals it; the first draw that differs
-is final too, since all before it are. So the video is the same code for code as with one token a pass, whatever the
-drafts are; good ones only make it faster.
+is final too. So the video is the same, code for code, as with one token a pass.
 
-`frame` drafts a token by its aligned token, the one at the same position of the last frame. `jacobi` begins there and
-takes what a pass drew after its first difference as the drafts of the next pass (speculative Jacobi decoding,
-arXiv 2410.01699, begun from the last frame).
+`frame` drafts a token by its aligned token, N earlier. `jacobi` begins there and takes what a pass drew after its first
+difference as the drafts of the next pass (speculative Jacobi decoding, arXiv 2410.01699).
 """
 
 from __future__ import annotations
@@ -28,12 +26,10 @@ from fastcar_cli.decoding.inputs import Inputs
 class DraftSettings:
     """How tokens are drafted.
 
-    Attributes:
-        kind: `off`, `frame`, `jacobi`, or `auto`, which chooses by what passes cost and what is accepted.
-        window: W, most input tokens of a video that one pass takes.
-        accept: for measuring, the probability that a draft counts as right, whatever is drawn; what is decoded then
-            means nothing. None: drafts are compared.
-
+    kind: `off`, `frame`, `jacobi`, or `auto`, which chooses by what passes cost and what is accepted.
+    window: W, most input tokens of a video that one pass takes.
+    accept: for measuring, the probability that a draft counts as right, whatever is drawn (the video then means
+        nothing); None: drafts are compared.
     """
 
     kind: str = "off"
@@ -47,7 +43,7 @@ class DraftSettings:
 
     @property
     def slack(self) -> int:
-        """Positions after the last one that every video has room for: a pass may reach beyond its end."""
+        """Positions after the last one that every video has room for, as a pass may reach beyond the end."""
         return 0 if self.kind == "off" or self.window == 1 else self.window
 
 
@@ -62,11 +58,9 @@ class Pass(NamedTuple):
 class Drafter:
     """Drafts the next tokens of every video of a batch, and says how many are right.
 
-    Attributes:
-        window: most input tokens of a video in a pass.
-        passes: what was run, in order.
-        drafted: whether a final position was an accepted draft, bool [P, T*N].
-
+    window: most input tokens of a video in a pass.
+    passes: what was run, in order.
+    drafted: whether a final position was an accepted draft, bool [P, T*N].
     """
 
     def __init__(
@@ -81,9 +75,9 @@ class Drafter:
     ) -> None:
         """Drafts lie in `draws` where they would be final.
 
-        frame is N; columns, the codes in a row of a frame. lockstep: all videos must be at the same token.
-        before: codes int64 [P, N, depth] of the frame before the first, where prompts hold one.
-        windows: what `auto` chooses with, and has learned of earlier videos.
+        frame: N. columns: codes in a row of a frame. lockstep: all videos must be at the same token. before: codes
+        int64 [P, N, depth] of the frame before the first, where prompts hold one. windows: what `auto` has learned of
+        earlier videos.
         """
         self._before = before
         self._draws, self._frame, self._columns, self._lockstep = draws, frame, columns, lockstep
@@ -139,7 +133,7 @@ class Drafter:
         return torch.cat([self._before[:, length + begin : length + min(0, end)], codes], 1)
 
     def _back(self, position: int) -> int:
-        """How far before a position the token lies that drafts it: a frame; in the first one a row, or one token."""
+        """Distance to the token that drafts a position: a frame; in the first frame a row, or one token."""
         known = position >= self._frame or self._before is not None
         return self._frame if known else self._columns if position >= self._columns else 1
 

@@ -1,8 +1,8 @@
-"""How many tokens the next pass takes: the window with which most tokens a second become final.
+"""How many tokens the next pass takes: the draft length that makes most tokens a second final.
 
-Nothing is assumed of the machine. Passes are timed, and what they accept says how likely a draft at each place of a
-window is right. A window that was never timed is judged by the line through those that were, so a longer one is taken
-as soon as it promises to pay; one that lost looks a little better with every pass, so it is tried again some time.
+Nothing is assumed of the machine. Passes are timed, and what they accept says how likely a draft at each place is
+right. A length that was never timed is judged by the line through those that were, so a longer one is taken as soon as
+it promises to pay; one that lost looks a little better with every pass, so it is tried again.
 """
 
 from __future__ import annotations
@@ -13,34 +13,25 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-FIRST = 4
-"""The first window that is tried, after two passes of one token."""
-
-TRIAL = 2
-"""Passes of a new window before it is judged; the first one may be slow."""
-
+# The first length that is tried, and passes of a new one before it is judged, as the first may be slow.
+FIRST, TRIAL = 4, 2
+# Passes of a length whose fastest is its cost: another program only makes passes slower.
 LATELY = 5
-"""Passes of a window whose fastest is its cost: another program only makes passes slower."""
-
+# How much less an older pass counts.
 FORGET = 0.04
-"""How much less an older pass counts."""
-
+# Most that lengths may lose in a video, in passes of one token: a share of its tokens, but at least so many.
 STAKE, SHARE = 4.0, 0.02
-"""Most that windows may lose in a video, in passes of one token: a share of its tokens, but at least so many."""
-
+# Most of the time of passes of one token that choosing may take, and most passes between two looks: a look takes 60 us,
+# a pass of a small model 300, and another program may have made a look long.
 LOOKS, PAUSE = 0.005, 32
-"""Most of the time of passes of one token that choosing may take (a look takes 60 us, a pass of a small model 300), and
-most passes between two looks, since another program may have made one long.
-"""
-
+# What the cost of a length that lost is multiplied by for every pass without it, half as much each time it loses.
 EASE = 0.995
-"""What the cost of a window that lost is multiplied by for every pass without it, half as much each time it loses."""
 
 
 @dataclass
 class _Window:
-    """Seconds of the last passes of a window, and of one token at that time; the last of them, how often it lost, its
-    passes of a video and their tokens.
+    """Passes of one draft length: seconds of the last ones, and of one token at that time; the number of the last one,
+    how often the length lost; passes of a video and their tokens.
     """
 
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY))
@@ -65,13 +56,13 @@ class DraftWindow:
         self._look = 0
 
     def begin(self, tokens: int) -> None:
-        """Expect the passes of another video of so many tokens, or of a batch of them."""
+        """Expect the passes of another video, or batch, of so many tokens."""
         self._stake = max(STAKE, SHARE * tokens)
         for window in self._timed.values():
             window.passes, window.tokens = 0, 0.0
 
     def choose(self, promising: Callable[[], float]) -> int:
-        """The window of the next pass; `promising` gives the share of right drafts among the last tokens."""
+        """The draft length of the next pass; `promising` gives the share of right drafts among the last tokens."""
         if self._trial == 0 and self._passes >= self._look:
             began = time.perf_counter()
             if len(self._timed) == 1 and len(self._sizes) > 1:
@@ -91,7 +82,7 @@ class DraftWindow:
         return self._now
 
     def learn(self, window: int, accepted: list[int], seconds: float) -> None:
-        """Count a pass: how many tokens of each video it was taken for became final, and how long it took."""
+        """Count a pass of a draft length: tokens of each video that became final, and seconds."""
         self._passes += 1
         self._trial = max(0, self._trial - 1)
         # Fewer tokens than the window may be left, near the end of a frame or video.
@@ -113,16 +104,12 @@ class DraftWindow:
                 self._right[place] += place < count
 
     def _seconds(self, window: _Window) -> float:
-        """Of a pass of a timed window.
-
-        Where passes of one token have become faster since it was used (replay began, caches got warm), its own are
-        taken to have become so too.
-        """
+        """Of a pass of a timed draft length, scaled where passes of one token have become faster since it was used."""
         seconds, one = min(window.seconds), min(self._timed[1].seconds)
         return seconds * one / window.one if window.one > one else seconds
 
     def _left(self) -> float:
-        """Seconds that windows may still lose against passes of one token, by what passes cost lately."""
+        """Seconds that may still be lost against passes of one token."""
         one = min(self._timed[1].seconds)
         left = self._stake * one
         for window in self._timed.values():
@@ -131,7 +118,7 @@ class DraftWindow:
         return left
 
     def _expected(self, size: int, promising: float) -> float:
-        """Tokens that a pass of a window makes final."""
+        """Tokens that a pass of a draft length makes final."""
         total, reached, right = 1.0, 1.0, promising
         for place in range(1, size):
             # A place that was seldom reached is as good as the one before it.
@@ -143,7 +130,7 @@ class DraftWindow:
         return total
 
     def _cost(self, size: int) -> float:
-        """Seconds of a pass of a window, timed or on the line through its neighbours."""
+        """Seconds of a pass of a draft length, timed or on the line through its neighbours."""
         timed = self._timed.get(size)
         if timed is not None and timed.seconds:
             cost = self._seconds(timed)

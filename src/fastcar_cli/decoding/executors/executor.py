@@ -16,9 +16,8 @@ from fastcar_cli.decoding.inputs import Inputs, Restore
 
 
 class Passed(NamedTuple):
-    """What `Executor.advance` needs of a pass: what replayed, bool, and the scores float32, [layers, rows, count], or
-    None without replay; what puts back what drafts overwrote; and how many tokens of a video it ran, the inputs and
-    perhaps some after them.
+    """What `Executor.advance` needs of a pass: what replayed, bool, and scores float32, [layers, rows, count], or None
+    without replay; what restores the slots of drafts; and how many tokens of a video it ran, at least the inputs.
     """
 
     flags: Tensor | None = None
@@ -28,9 +27,8 @@ class Passed(NamedTuple):
 
 
 class Executor(ABC):
-    """Decodes a batch, pass by pass: `prefill`, `draw` of position 0, then `advance` and `step` in turn.
-
-    The methods are called in torch's inference mode, which the engine enters once for all passes.
+    """Decodes a batch, pass by pass: `prefill`, `draw` of position 0, then `advance` and `step` in turn, in inference
+    mode.
     """
 
     name: str
@@ -74,8 +72,7 @@ class Executor(ABC):
     def advance(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
         """Make the first `accepted` inputs of each video final, at least one, and take the others back.
 
-        The caches get back what the others overwrote, the replay rule learns from the final ones, and the codes after
-        these are final too.
+        The caches get back what the others overwrote, and the replay rule learns from the final ones.
         """
         replay, (flags, scores, restores, ran) = self._batch.replay, self._passed
         if restores and min(accepted) < ran:

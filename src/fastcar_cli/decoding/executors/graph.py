@@ -1,9 +1,8 @@
 """The executor of GPUs: a whole pass without the host, captured as a CUDA graph and launched again for each pass.
 
 The pass takes its first input token of each video from a counter on the device, runs the decoder by Triton kernels,
-draws the codes of the positions after its inputs through the depth transformer and counts on. Caches, codes and
-decisions are the batch's own tensors, so what the graph writes is what the report reads. A pass with drafts makes the
-host wait: it counts what is accepted, and says where the next pass begins.
+draws the codes and counts on. Caches, codes and decisions are the batch's own tensors. After a pass with drafts the
+host waits to count what is accepted, and says where the next pass begins.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def row_limit(model: Network) -> int:
 
 
 def inputs_limit(batch: Batch) -> int:
-    """Input tokens of a video that a pass of this batch takes at most. `auto` does not know a GPU's costs: one."""
+    """Most input tokens of a video in a pass of this batch; one for `auto`, which does not know a GPU's costs."""
     most = batch.settings.draft.fixed
     return 1 if most == 1 else max(1, min(most, row_limit(batch.model) // batch.rows, batch.cache.most_inputs))
 
@@ -62,8 +61,8 @@ def obstacle(batch: Batch) -> str | None:
 class GraphExecutor(Executor):
     """Passes of a batch by Triton kernels; with `capture` as CUDA graphs, else called from the host.
 
-    A graph takes a number of input tokens of each video: one, and as many powers of two up to `most_inputs` as come up.
-    Raises RunError where the kernels don't compile or a graph can't be captured.
+    A graph takes one input token of each video, or a power of two up to `most_inputs`. Raises RunError where the
+    kernels don't compile or a graph can't be captured.
     """
 
     name = "graph"
@@ -116,7 +115,7 @@ class GraphExecutor(Executor):
     def _run(self, ops: TritonOps) -> Passed:
         """One pass from the first input tokens on, which it counts up; all results are in `ops` and the batch.
 
-        Returns what `advance` needs. The only input of a pass is final, so that the pass itself learns from it.
+        The only input of a pass is final, so the pass itself learns from it.
         """
         batch, model, replay = self._batch, self._batch.model, self._batch.replay
         draws, added, rows, count = batch.draws, batch.places.added, batch.rows, ops.inputs
@@ -144,8 +143,8 @@ class GraphExecutor(Executor):
     def _captured(self, ops: TritonOps) -> Callable[[], Passed]:
         """The pass as a CUDA graph; calling it launches the graph without waiting for it.
 
-        The pass runs twice before, to compile its kernels and to let libraries allocate. What it overwrites is put
-        back each time. What `advance` needs is in memory that the graph writes again at each launch.
+        The pass runs twice before, to compile its kernels and to let libraries allocate; what it overwrites is
+        restored. What `advance` needs is in memory that the graph writes again at each launch.
         """
         batch, device, replay = self._batch, self._first.device, self._batch.replay
         written = [self._first, batch.draws.buffer, *([] if replay is None else [replay.ages])]

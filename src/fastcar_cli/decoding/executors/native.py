@@ -113,8 +113,8 @@ def code_draw(batch: Batch, codebooks: Sequence[Tensor], threads: int, most: int
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Inside, torch computes with this thread alone: its helpers, which look for work for a while after each of its
-    operations, would take the cores from those of the products in between.
+    """Inside, torch computes with this thread alone: its helpers spin after each operation and would take cores from
+    the native products in between.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -161,8 +161,7 @@ class NativeExecutor(HostExecutor):
         self._maps = [(_linear(m), 1 if m.weight.nbytes < SMALL else threads) for m in maps]
         self._products: dict[int, list[native.Product]] = {}
         self._absolute = model.llm.absolute
-        # What is added to the input of each token, the bias of the last map among it: in the same order for any number
-        # of videos and tokens.
+        # With the bias of the last map: added in one order for any number of videos and tokens.
         added = batch.places.added
         self._added = None if added is None else added.float()
         if self._added is not None and maps:
@@ -170,16 +169,14 @@ class NativeExecutor(HostExecutor):
             if last.bias is not None:
                 self._added = self._added + last.bias
             self._maps[-1] = replace(last, bias=None), last_threads
-        # Without a depth transformer nothing adds code vectors up, and the only table may be as large as a vocabulary.
+        # Without a depth transformer no code vectors are summed, and the table may be as large as a vocabulary.
         self._codebooks = [torch.empty(model.spec.codes, 0)] if model.depth is None else float_codebooks(model)
         self._draw = code_draw(batch, self._codebooks, threads, most_inputs)
         sampling = batch.settings.sampling
         self._top_p = [sampling.top_p_of(index // batch.frame) for index in range(batch.draws.buffer.shape[1])]
-        # What a pass with one token of a row writes: flags and scores [layers, rows, 1], and as the kernels take them.
-        flags, scores = (
-            torch.zeros(spec.layers, batch.rows, 1).bool(),
-            torch.full((spec.layers, batch.rows, 1), torch.nan),
-        )
+        # What a pass with one token of a row writes: scores and flags [layers, rows, 1], and as the kernels take them.
+        scores = torch.full((spec.layers, batch.rows, 1), torch.nan)
+        flags = torch.zeros_like(scores, dtype=torch.bool)
         self._one = flags, scores, flags[:, :, 0], scores[:, :, 0]
 
     def prefill(self) -> Tensor:
@@ -226,7 +223,13 @@ class NativeExecutor(HostExecutor):
             with _alone():
                 restores = self._overwrites(inputs)
         first = list(inputs.first * (batch.rows // len(inputs.first)))
-        batch.clock.mlp += self._pass(x, first, places=self._places(inputs), mask=self._mask(inputs), **rule)
+        places = mask = None
+        if self._absolute is not None:
+            index = batch.places.index(inputs.tokens(batch.rows, self._rows.device))
+            places = self._absolute(index.T.flatten(), torch.float32)
+        if batch.cache.window is not None:
+            mask = batch.cache.mask(inputs.tokens(batch.rows, self._rows.device)).transpose(0, 1).flatten(0, 1)
+        batch.clock.mlp += self._pass(x, first, places=places, mask=mask, **rule)
         self._passed = Passed(flags, scores, restores, count)
         return x if self._dtype is torch.float32 else x.to(self._dtype)
 
@@ -237,35 +240,17 @@ class NativeExecutor(HostExecutor):
         vectors = (book[codes[..., depth]] for depth, book in enumerate(self._codebooks))
         return reduce(torch.add, vectors)
 
-    def _places(self, inputs: Inputs) -> Tensor | None:
-        """What the input of every block has added, float32 [inputs, width]; None: nothing."""
-        if self._absolute is None:
-            return None
-        batch = self._batch
-        index = batch.places.index(inputs.tokens(batch.rows, self._rows.device))
-        return self._absolute(index.T.flatten(), torch.float32)
-
-    def _mask(self, inputs: Inputs) -> Tensor | None:
-        """The slots that each input attends to, bool [inputs, slots]; None without a window."""
-        cache = self._batch.cache
-        if cache.window is None:
-            return None
-        return cache.mask(inputs.tokens(len(self._rows), self._rows.device)).transpose(0, 1).flatten(0, 1)
-
     def _input(self, inputs: Inputs, latent: Tensor) -> Tensor:
         """The decoder's inputs from float32 [P, count, code_width]: float32 [P, count, width]."""
         x, rows = latent, len(inputs.first) * inputs.count
-        products = self._products.get(rows) or self._products_of(rows)
+        if rows not in self._products:
+            self._products[rows] = [native.Product(linear, rows, threads) for linear, threads in self._maps]
+        products = self._products[rows]
         for product in products[:-1]:
             x = nn.functional.gelu(product(x))
         if products:
             x = products[-1](x)
         return x if self._added is None else x + inputs.of(self._added).transpose(0, 1)
-
-    def _products_of(self, rows: int) -> list[native.Product]:
-        """The linear layers of the projector for this many rows, cached for the next pass."""
-        self._products[rows] = [native.Product(linear, rows, threads) for linear, threads in self._maps]
-        return self._products[rows]
 
     def draw(self, hidden: Tensor, inputs: Inputs) -> Step:
         """See `Executor.draw`."""

@@ -1,6 +1,6 @@
-"""The readable executor: a pass in plain torch, on any device, with every part open to look at.
+"""The readable executor: a pass in plain torch, on any device.
 
-It is the only one for observers, other scores than TAS and other MLP backends, and what the others are tested against.
+The only one for observers, other scores than TAS and other MLP backends, and the reference of the others in tests.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class _Heads:
 class PlainExecutor(HostExecutor):
     """A pass in plain torch. What replays is decided on the host, a layer at a time.
 
-    Several input tokens are run one after another, so that each gives the same numbers as in a pass of its own. Of
-    videos at different tokens this holds up to rounding.
+    Input tokens are run one after another, so each gives the same numbers as in a pass of its own; of videos at
+    different tokens up to rounding.
     """
 
     name = "torch"
@@ -142,9 +142,7 @@ class PlainExecutor(HostExecutor):
         return scores
 
     def _mlp(self, layer: int, t: Tensor, flags: Tensor, x: Tensor) -> Tensor:
-        """What the MLP branch adds to x [rows, width] at tokens t int64 [rows]; rows whose `flags` are set replay, and
-        never reach the backend.
-        """
+        """What the MLP branch adds to x [rows, width] at tokens t int64 [rows]; rows with `flags` replay."""
         batch, replay = self._batch, self._batch.replay
         norm = batch.model.llm.blocks[layer].post_attention_layernorm
         if replay is None:

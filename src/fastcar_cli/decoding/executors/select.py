@@ -25,8 +25,8 @@ def row_limit(model: Network, settings: DecodeSettings) -> int:
 def choose(batch: Batch) -> tuple[Executor, str]:
     """The executor of a batch by its `executor` setting, and why.
 
-    `auto` takes the native kernels on a CPU and a CUDA graph on a GPU where the rules allow it, else plain
-    torch, which can do everything. Raises RequestError where the requested one can't be had.
+    `auto` takes the native kernels on a CPU and a CUDA graph on a GPU where the rules allow it, else plain torch, which
+    can do everything. Raises RequestError where the requested one can't be had.
     """
     name, device, replay, seen = batch.settings.executor, batch.model.device.type, batch.replay, batch.observers
     if name not in (names := choices.values(choices.Executor)):

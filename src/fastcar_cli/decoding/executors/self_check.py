@@ -1,7 +1,6 @@
 """Whether a CUDA graph may be trusted on this device: a few tokens decoded both ways and compared, once.
 
-The verdict is stored in the user's cache under everything that it depends on (device, versions, shapes), so a new
-torch or another model is checked again.
+The verdict is stored in the user's cache under all that it depends on: device, versions, shapes.
 """
 
 from __future__ import annotations
@@ -31,17 +30,12 @@ from fastcar_cli.models.network import Network
 from fastcar_cli.system.device import out_of_memory
 from fastcar_cli.system.files import write_whole
 
+# Input tokens that are decoded both ways, for each of the settings tried.
 TOKENS = 12
-"""Input tokens that are decoded both ways, for each of the settings tried."""
-
-ALLOWED = {"tokens": 0.75, "replay decisions": 0.05, "hidden states": 0.1, "logits": 0.1}
-"""Where sums are rounded to 16 bit: shares that may differ, and the median distance of vectors over their length.
-
-The likeliest codes are drawn then, and still sound bfloat16 differs from float32 in a quarter of the tokens of mini:
-their vectors distinguish rounding from a fault.
-"""
+# In float32, and where sums are rounded to 16 bits: shares that may differ, median relative distances of vectors.
+# In 16 bits the likeliest codes are drawn, of which sound kernels change a quarter (mini): vectors show a fault.
 EXACT = {"tokens": 0.0, "replay decisions": 0.0, "hidden states": 1e-3, "logits": 1e-3}
-"""The same in float32."""
+ALLOWED = {"tokens": 0.75, "replay decisions": 0.05, "hidden states": 0.1, "logits": 0.1}
 
 
 def verdict_file() -> Path:
@@ -76,7 +70,7 @@ def _read(file: Path) -> dict[str, Any]:
 def unproven(batch: Batch) -> str | None:
     """Why the graph is not to be trusted for batches like this; None once it has proved equal to plain torch.
 
-    The first call on a device runs the check, which takes seconds to a minute (kernels are compiled).
+    The first call on a device takes seconds to a minute, as kernels are compiled.
     """
     file, key = verdict_file(), _key(batch)
     verdicts = _read(file)
@@ -101,8 +95,8 @@ def difference(batch: Batch, inputs: int = 1, capture: bool = True, tokens: int 
     """Decode some tokens of the batch's model both ways, with a full cache and with a window: how they differ, or None.
 
     Passes take up to `inputs` tokens of a video, some of them wrong, which are taken back. Every pass starts from the
-    same codes, keys, values and MLP outputs in both ways. Raises RunError where the kernels don't compile or the graph
-    can't be captured.
+    same codes, caches and MLP outputs in both ways. Raises RunError where the kernels don't compile or the graph can't
+    be captured.
     """
     n, exact = batch.frame, batch.model.dtype is torch.float32
     settings = replace(batch.settings, frames=2 + -(-tokens // n), rule=ReplayRule(Tau((0.0,))), keep_tas=False)

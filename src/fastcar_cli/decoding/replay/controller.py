@@ -1,25 +1,18 @@
 """Keeping a replay ratio without knowing tau: an online controller that moves the threshold.
 
-Sixteen times a frame the controller sets tau so that the share f of the scores of the last frame lies
-above it, where f is what is still missing to the target over the decisions still to come:
+Sixteen times a frame the controller sets tau so that the share f of the scores of the last frame lies above it:
 
     f = (target - replayed so far) / replays still possible          (both counted in MLPs)
 
-Possible is every decision left; under `max_age` what the ages of the cached values leave, and then
-only scores of places that may replay again are ranked.
-
-The last frame holds the score of every position once, so neither the raster order nor the place of the
-object biases the estimate, and no scale of TAS is assumed. f starts at the target's share of
-the eligible passes and moves little while much is to come; towards the end it goes to 0 or 1 as
-needed. Therefore, whatever the scores are, the ratio misses its target by at most the decisions
+Possible is every decision left; under `max_age` what the ages of the cached values leave, and then only scores of
+places that may replay again are ranked. The last frame has a score for every position, so neither raster order nor the
+object's place biases the estimate, and no scale of TAS is assumed. The ratio misses its target by at most the decisions
 between two settings, (N // 16) / (T*N - 1): 0.8 % for 8 frames.
 
-Each layer keeps the ratio by itself (scope `layer`) or all layers share one tau (`global`). Layers
-differ in the scale of their TAS, so a shared tau chooses between layers as much as between tokens.
-
-Where several scores are equal to the threshold, or f falls between two ranks, an additive recurrence
-with the golden ratio decides whether they are taken. There are no random numbers: the scores, hence
-the video's seed, fix everything. Every video of a batch has its own state.
+Each layer keeps the ratio by itself (scope `layer`), or all layers share one tau (`global`), which then chooses between
+layers as much as between tokens, as their scales differ. Where scores equal the threshold, or f falls between two
+ranks, an additive recurrence with the golden ratio decides: the scores fix everything. Every video of a batch has its
+own state.
 """
 
 from __future__ import annotations
@@ -69,7 +62,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Target:
-    """What to keep: the ratio over all passes, and whether each layer keeps it (`layer`) or all together (`global`)."""
+    """The ratio over all passes, and whether each layer keeps it (`layer`) or all together (`global`)."""
 
     ratio: float
     scope: str = "layer"
@@ -78,9 +71,8 @@ class Target:
 class Controller:
     """Thresholds of one batch of videos, for `Replay`. Nothing is read back from its device while decoding.
 
-    The `first` frames never replay; where that is none, the first scores are those of the frame's own first tokens.
-    `max_age` is that of the rule, which bounds what can replay; places `dense` in a frame never do. Raises ValueError
-    for a ratio that can't be reached.
+    The `first` frames never replay; with none, the first scores are those of the frame's own first tokens. `dense`
+    places of a frame never replay. Raises ValueError for a ratio that can't be reached.
     """
 
     def __init__(
@@ -113,8 +105,8 @@ class Controller:
     def thresholds(self, t: int, replayed: Tensor, age: Tensor) -> Tensor:
         """Tau of every layer and row at an input token t that may replay, float32 [layers, rows].
 
-        replayed bool [layers, rows, T*N - 1] holds the decisions up to t - 1; age [layers, rows, N] how
-        often in a row the value at each place was replayed.
+        replayed bool [layers, rows, T*N - 1]: the decisions up to t - 1. age [layers, rows, N]: how often in a row the
+        value at each place was replayed.
         """
         if t < self._at + self._every:
             return self._tau
@@ -179,10 +171,7 @@ class Controller:
         return tau.masked_fill(share <= 0, float("inf")).masked_fill(share >= 1, float("-inf"))
 
     def taus(self, video: int) -> list[float | None]:
-        """By layer, the threshold that the target's share of the last frame's scores exceeds; None before there is one.
-
-        What `--tau` would have to be for frames like the last one.
-        """
+        """By layer, what `--tau` would have to be for frames like the last one; None before there is one."""
         if not self._seen:
             return [None] * self._layers
         tau = self._quantile(torch.full_like(self._done, self.target.ratio / self._most), 0.5)[video]

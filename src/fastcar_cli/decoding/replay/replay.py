@@ -1,10 +1,8 @@
 """Cache attentive replay: the rule, and one batch under it (FastCar, arXiv 2505.14709, section 4).
 
-A block's MLP output for token j is the one used for the aligned token j - N if the temporal
-attention score (TAS) exceeds tau (strictly), else it is computed; either way it is stored for the
-next frame. Everything else that decides (the age of a value, decisions forced for measuring, a
-controller that moves tau, the first frame) is turned into thresholds here, once a pass, before the
-pass runs. What executes a pass only compares: a row replays where its score > its threshold.
+A block's MLP output for token j is that of the aligned token j - N if the temporal attention score (TAS) > tau, else it
+is computed; either way it is stored for the next frame. Ages, forced decisions, the controller and the first frame are
+turned into thresholds here, once a pass: what executes a pass only compares scores with thresholds.
 """
 
 from __future__ import annotations
@@ -25,18 +23,15 @@ from fastcar_cli.decoding.replay.controller import Controller, Size, Target
 class ReplayRule:
     """When a block replays.
 
-    Attributes:
-        tau: the thresholds.
-        tas_definition: of the temporal attention score, `attention` (q and k rotated) or `released` (q before rotation,
-            as the published code has it).
-        pairs: whether the two rows of a guided video decide together, on their mean score.
-        max_age: how often in a row one value may be replayed; None: without end, 0: never.
-        replay_delimiters: whether tokens that part frames may replay too, where the model has such.
-        target: a replay ratio that a controller keeps by moving the thresholds, instead of `tau`.
-        score: what is compared with tau, a name of `scores.SCORES`. Everything here says TAS for it, as it is by
-            default.
-        first_frame: decoded frame that may be the first to replay, counted from 0.
-
+    tau: the thresholds.
+    tas_definition: of the temporal attention score, `attention` (q and k rotated) or `released` (q before rotation, as
+        in the published code).
+    pairs: whether the two rows of a guided video decide together, on their mean score.
+    max_age: how often in a row one value may be replayed; None: without end, 0: never.
+    replay_delimiters: whether delimiters may replay too.
+    target: a replay ratio that a controller keeps by moving the thresholds, instead of `tau`.
+    score: what is compared with tau, a name of `scores.SCORES`; called TAS here, the default.
+    first_frame: first decoded frame that may replay, from 0.
     """
 
     tau: Tau = OFF
@@ -57,8 +52,8 @@ class ReplayRule:
 def temporal_attention_score(q: Tensor, k_aligned: Tensor) -> Tensor:
     """Mean over heads of <q, k_aligned> / sqrt(head_dim), [rows, ...].
 
-    q [rows, heads, ..., head_dim], k_aligned [rows, kv_heads, ..., head_dim]; a key head serves its group
-    of query heads.
+    q [rows, heads, ..., head_dim], k_aligned [rows, kv_heads, ..., head_dim]; each key head serves a group of query
+    heads.
     """
     heads, d = q.shape[1], q.shape[-1]
     if k_aligned.shape[1] != heads:
@@ -73,8 +68,10 @@ def replays(scores: Tensor, thresholds: Tensor | float) -> Tensor:
 
 @dataclass(frozen=True)
 class ReplayStats:
-    """What was replayed. Ratios count layers x rows x (T*N - 1) passes, as the released code does;
-    `eligible_ratio` counts only what may replay: not the first frame, nor delimiters that are always computed.
+    """What was replayed.
+
+    Ratios count layers x rows x (T*N - 1) decisions, as the released code does; `eligible_ratio` counts those that may
+    replay.
     """
 
     ratio: float
@@ -86,18 +83,16 @@ class ReplayStats:
 class Replay:
     """The rule at work on one batch: the MLP outputs of the last frame, and what was decided.
 
-    Attributes:
-        outputs: MLP outputs used in the last frame, [layers, rows, N, width].
-        nbytes: bytes of these outputs.
-        first: the first input token whose aligned token is known.
-        by_token: decisions, bool [T*N - 1 + slack, layers, rows].
-        replayed: the same memory by input token, [layers, rows, T*N - 1].
-        scored: layers whose TAS is wanted, bool [layers], on the CPU.
-        tas: scores, float32 [layers, rows, T*N - 1], NaN where none was computed; None where they are not stored.
-        ages: how often in a row each output was replayed, int16 [N, rows, layers]; counted under `max_age`.
-        controller: moves the thresholds; None where tau is given.
-        passes: decisions of each pass with several input tokens, bool [count, layers, rows], rejected ones too.
-
+    outputs: MLP outputs used in the last frame, [layers, rows, N, width].
+    nbytes: bytes of these outputs.
+    first: the first input token whose aligned token is known.
+    by_token: decisions, bool [T*N - 1 + slack, layers, rows].
+    replayed: the same memory by input token, [layers, rows, T*N - 1].
+    scored: layers whose TAS is wanted, bool [layers], on the CPU.
+    tas: scores, float32 [layers, rows, T*N - 1], NaN where none was computed; None where they are not stored.
+    ages: how often in a row each output was replayed, int16 [N, rows, layers]; counted under `max_age`.
+    controller: moves the thresholds; None where tau is given.
+    passes: decisions of each pass with several input tokens, bool [count, layers, rows], rejected ones too.
     """
 
     def __init__(
@@ -149,9 +144,8 @@ class Replay:
         self.controller, self.scored = None, torch.ones_like(self.scored)
 
     def prefill(self, layer: int, outputs: Tensor) -> None:
-        """Store what the MLP of a layer gave for the prompts' last tokens, where they lie as those of a frame do.
-
-        outputs [rows, tokens, width], all of the prompt. At most the last frame is stored.
+        """Store a layer's MLP outputs [rows, tokens, width] of the prompts' last tokens, up to a frame of them, at
+        their places.
         """
         if count := min(self._aligned, self.frame):
             places = torch.arange(-count, 0, device=outputs.device) % self.frame

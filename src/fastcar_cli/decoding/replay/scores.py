@@ -1,8 +1,7 @@
-"""What a gate can go by: scores that are the higher, the less a block's MLP output is expected to have changed.
+"""What a gate can go by: the higher a score, the less a block's MLP output is expected to have changed.
 
-The temporal attention score is the method's own; the others are there to be compared with it. Each is one small
-function of a `BlockState`, registered by name. A score of the change of something since the aligned token names what
-is `remembered` of a token, and gets what was remembered of the aligned one.
+The temporal attention score is the method's own; the others are for comparison. Each is a small function of a
+`BlockState`, registered by name. What a score has `remembered` of a token it gets at the token aligned with it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class BlockState:
     tas_definition: of the temporal attention score, `attention` or `released`.
     input: the residual stream before the block, [rows, width].
     query, rotated: queries before and after rotation, [rows, heads, head_dim].
-    aligned_key: the aligned token's keys as they lie in the cache, [rows, kv_heads, head_dim].
+    aligned_key: the aligned token's keys, rotated, [rows, kv_heads, head_dim].
     attention: what attention added, [rows, width].
     after: the residual stream that the MLP reads, [rows, width].
     replayable: the MLP output that a replay would take, [rows, width].
@@ -59,8 +58,8 @@ class Score(NamedTuple):
     description: str
 
 
+# By name, the method's own first.
 SCORES: dict[str, Score] = {}
-"""By name, the method's own first."""
 DEFAULT = "tas"
 _NOTHING = torch.empty(0)
 
@@ -140,8 +139,7 @@ class GateScorer:
 def noise(uniforms: Tensor, layers: int, rows: int) -> Tensor:
     """Random numbers in [0, 1) for the score `random`, [T*N, layers, rows], on the CPU.
 
-    uniforms [P, T*N, depth] are the videos' own; the first of a video seeds its generator, so what shares its batch
-    and how many frames it has changes nothing.
+    uniforms [P, T*N, depth]: the first one of each video seeds its generator, whatever else is in the batch.
     """
     videos = len(uniforms)
     each = []
