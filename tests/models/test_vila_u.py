@@ -12,11 +12,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from sentencepiece import SentencePieceProcessor
 from support.processes import Run
 from support.vila_u import small
-from tokenizers import AddedToken, Tokenizer, normalizers
-from tokenizers.models import BPE
 
 from fastcar_cli.decoding import trace
 from fastcar_cli.errors import RequestError
@@ -262,35 +259,6 @@ def test_template_and_special_tokens(make: Callable[..., Path]) -> None:
             tokenizer.read(f"a fox {word}")
     with pytest.raises(RequestError, match="too long"):
         tokenizer.read("fox " * 600)
-
-
-def test_a_folder_with_tokenizer_json_alone_has_the_same_ids(make: Callable[..., Path]) -> None:
-    folder = make() / "llm"
-    texts = ("a red ball", "a  fox \u2014 \u00fcn\u00efcode \U0001f98a", "the USER: a", "")
-    ours = LlamaTokenizer(folder, 340, 500)
-    wanted = [ours.encode(text) for text in texts]
-    words = ours.read(texts[0]).tokens
-    _as_json(folder / "tokenizer.model").save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer.model").unlink()
-    theirs = LlamaTokenizer(folder, 340, 500)
-    assert [theirs.encode(text) for text in texts] == wanted
-    assert theirs.read(texts[0]).tokens == words
-    (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(RequestError, match=r"tokenizer\.json is damaged"):
-        LlamaTokenizer(folder, 340, 500)
-
-
-def _as_json(model: Path) -> Tokenizer:
-    """A sentencepiece model as LLaMA's tokenizer.json has it."""
-    pieces = SentencePieceProcessor()
-    pieces.Load(str(model))
-    ids = {pieces.IdToPiece(i): i for i in range(pieces.GetPieceSize())}
-    pairs = [(p[:i], p[i:]) for p in ids for i in range(1, len(p)) if p[:i] in ids and p[i:] in ids]
-    merges = sorted(pairs, key=lambda pair: (-pieces.GetScore(ids["".join(pair)]), ids[pair[0]], ids[pair[1]]))
-    tokenizer = Tokenizer(BPE(ids, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
-    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in ("<unk>", "<s>", "</s>")])
-    return tokenizer
 
 
 def test_positions_bound_the_frames(run: Run, make: Callable[..., Path]) -> None:

@@ -86,7 +86,7 @@ class VilaUCheckpoint(Released):
 
     def text_files(self) -> tuple[Path, ...]:
         """See `Checkpoint`."""
-        names = ("tokenizer.model", "tokenizer.json", "added_tokens.json")
+        names = ("tokenizer.model", "added_tokens.json")
         return tuple(_root(self.folder) / "llm" / name for name in names)
 
     def components(self, network: Network) -> list[Component]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.inputs.prompt import OnProgress, Prompt, Reading, text_of
@@ -33,7 +31,7 @@ class LlamaTokenizer:
     """BOS, the pieces of the templated prompt, `<vi_start>`.
 
     Args:
-        folder: the `llm` folder of a checkpoint, with tokenizer.model or tokenizer.json, at will added_tokens.json.
+        folder: the `llm` folder of a checkpoint, with tokenizer.model and perhaps added_tokens.json.
         vocab: rows of the embedding table; the added tokens are its last four.
         limit: most token ids a prompt may have.
 
@@ -43,9 +41,18 @@ class LlamaTokenizer:
     """
 
     def __init__(self, folder: Path, vocab: int, limit: int) -> None:
-        self._pieces, self._limit = _pieces(folder), limit
-        file, count = self._pieces.file, self._pieces.size
-        if self._pieces.bos < 0:
+        from sentencepiece import SentencePieceProcessor
+
+        file = folder / "tokenizer.model"
+        if not file.is_file():
+            raise RequestError(f"tokenizer file {file} is missing")
+        self._pieces, self._limit = SentencePieceProcessor(), limit
+        try:
+            self._pieces.Load(str(file))
+        except (RuntimeError, OSError) as e:
+            raise RequestError(f"tokenizer file {file} is damaged: {e}") from None
+        self._bos, count = self._pieces.bos_id(), self._pieces.GetPieceSize()
+        if self._bos < 0:
             raise RequestError(f"tokenizer file {file} has no begin-of-sentence token")
         self._start = _added(folder, vocab)
         if count > vocab:
@@ -53,7 +60,7 @@ class LlamaTokenizer:
 
     def encode(self, prompt: str) -> tuple[int, ...]:
         """Ids of a prompt; an empty one gives the unconditional row."""
-        return (self._pieces.bos, *self._pieces.ids(templated(prompt)), self._start)
+        return (self._bos, *self._pieces.EncodeAsIds(templated(prompt)), self._start)
 
     def read(self, prompt: Prompt, on_progress: OnProgress | None = None) -> Reading:
         """See `PromptReader.read`."""
@@ -67,7 +74,7 @@ class LlamaTokenizer:
                 f"the prompt is too long: {len(ids)} tokens with its template, there is room for {self._limit}",
                 hint="shorten the prompt, or generate fewer frames",
             )
-        return Reading(ids, tuple(self._pieces.words(prompt.strip())), ())
+        return Reading(ids, tuple(self._pieces.EncodeAsPieces(prompt.strip())), ())
 
     def complete(self, reading: Reading, seed: int) -> Reading:
         """The reading as it is: this model leaves nothing to a draw."""
@@ -84,40 +91,6 @@ class LlamaTokenizer:
 
     def conditions(self, prompts: Sequence[Prompt], frames: int) -> None:
         """See `PromptReader`: nothing but the text."""
-
-
-class _Pieces(NamedTuple):
-    """Cuts texts into pieces: `ids` and `words` of a text, id of the begin-of-sentence token (-1: none), how many."""
-
-    file: Path
-    ids: Callable[[str], list[int]]
-    words: Callable[[str], list[str]]
-    bos: int
-    size: int
-
-
-def _pieces(folder: Path) -> _Pieces:
-    """The tokenizer of a folder: tokenizer.model by sentencepiece, which loads in 10 ms; transformers takes 0.6 s to
-    import and reads a folder that has tokenizer.json alone. Raises RequestError.
-    """
-    own, other = folder / "tokenizer.model", folder / "tokenizer.json"
-    file = own if own.is_file() or not other.is_file() else other
-    if not file.is_file():
-        raise RequestError(f"tokenizer file {file} is missing")
-    try:
-        if file == own:
-            from sentencepiece import SentencePieceProcessor
-
-            pieces = SentencePieceProcessor()
-            pieces.Load(str(file))
-            return _Pieces(file, pieces.EncodeAsIds, pieces.EncodeAsPieces, pieces.bos_id(), pieces.GetPieceSize())
-        from transformers import PreTrainedTokenizerFast
-
-        fast = PreTrainedTokenizerFast(tokenizer_file=str(file))
-    except Exception as e:  # transformers' reader raises Exception itself
-        raise RequestError(f"tokenizer file {file} is damaged: {e}") from None
-    bos = fast.get_vocab().get("<s>", -1)
-    return _Pieces(file, partial(fast.encode, add_special_tokens=False), fast.tokenize, bos, fast.vocab_size)
 
 
 def _added(folder: Path, vocab: int) -> int:
