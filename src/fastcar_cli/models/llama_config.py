@@ -25,14 +25,14 @@ class _Rope(Foreign):
 class _Llama(Foreign):
     model_type: Literal["llama"] = "llama"
     hidden_act: Literal["silu"] = "silu"
-    hidden_size: Size
-    num_attention_heads: Size
+    width: Size = Field(validation_alias="hidden_size")
+    heads: Size = Field(validation_alias="num_attention_heads")
     num_key_value_heads: Size | None = None
     head_dim: Size | None = None
-    num_hidden_layers: Layers
-    intermediate_size: Size
-    vocab_size: Size
-    rms_norm_eps: Factor = 1e-6
+    layers: Layers = Field(validation_alias="num_hidden_layers")
+    mlp_width: Size = Field(validation_alias="intermediate_size")
+    vocab: Size = Field(validation_alias="vocab_size")
+    rms_eps: Factor = Field(1e-6, validation_alias="rms_norm_eps")
     rope_theta: Factor | None = None
     rope_scaling: _Rope | None = None
     rope_parameters: _Rope | None = None
@@ -44,7 +44,7 @@ class _Llama(Foreign):
 def read_decoder(file: Path, data: object = None) -> DecoderSpec:
     """The decoder that a config.json, or its `data`, describes. Raises RequestError naming file and key."""
     llm = read_checked(_Llama, file, data)
-    width, heads = llm.hidden_size, llm.num_attention_heads
+    width, heads = llm.width, llm.heads
     kv_heads = llm.num_key_value_heads or heads
     if width % heads or (width // heads) % 2:
         raise wrong(file, "num_attention_heads", heads, f"a divisor of hidden_size {width} with even quotient")
@@ -62,16 +62,6 @@ def read_decoder(file: Path, data: object = None) -> DecoderSpec:
             if given is not None and old != now:
                 raise wrong(file, key, old, f"what rope_parameters says, {now:g}")
         theta, scale = new.rope_theta or theta, new.scale
-    return DecoderSpec(
-        width=width,
-        layers=llm.num_hidden_layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        mlp_width=llm.intermediate_size,
-        vocab=llm.vocab_size,
-        rms_eps=llm.rms_norm_eps,
-        rope_theta=theta,
-        rope_factor=scale,
-        max_positions=int(llm.max_position_embeddings * scale),
-        attention_bias=llm.attention_bias,
-    )
+    same = llm.model_dump(include={"width", "layers", "heads", "mlp_width", "vocab", "rms_eps", "attention_bias"})
+    positions = int(llm.max_position_embeddings * scale)
+    return DecoderSpec(kv_heads=kv_heads, rope_theta=theta, rope_factor=scale, max_positions=positions, **same)

@@ -7,6 +7,7 @@ actions: with actions the LLaMA's names begin with `llm.` and `action_linear` li
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -118,54 +119,45 @@ class IVideoGPTCheckpoint(Released):
 
 
 class _Tokenizer(Foreign):
+    """What `TokenizerSpec` takes, by its names, and what has one value that is read."""
+
+    channels: tuple[Size, ...] = Field(min_length=1, validation_alias="block_out_channels")
+    blocks: Layers = Field(2, validation_alias="layers_per_block")
+    latent: Size = Field(validation_alias="latent_channels")
+    code_width: Size | None = Field(None, validation_alias="vq_embed_dim")
+    groups: Size = Field(32, validation_alias="norm_num_groups")
+    context: Size = Field(1, validation_alias="context_length")
+    codes: Size = Field(256, validation_alias="num_vq_embeddings")
+    dynamics: Size = Field(256, validation_alias="num_dyn_embeddings")
+    patch: Size = Field(4, validation_alias="patch_size")
+    attended: Size = Field(32, validation_alias="max_att_resolution")
+    mid_attention: Flag = Field(True, validation_alias="mid_block_add_attention")
     norm_type: Literal["group"] = "group"
     act_fn: Literal["silu"] = "silu"
-    block_out_channels: tuple[Size, ...] = Field(min_length=1)
     down_block_types: tuple[Literal["DownEncoderBlock2D"], ...] | None = None
     up_block_types: tuple[Literal["UpDecoderBlock2D"], ...] | None = None
     resolution: Size = 256
-    layers_per_block: Layers = 2
-    latent_channels: Size
-    vq_embed_dim: Size | None = None
-    norm_num_groups: Size = 32
-    context_length: Size = 1
-    num_vq_embeddings: Size = 256
-    num_dyn_embeddings: Size = 256
-    patch_size: Size = 4
-    max_att_resolution: Size = 32
-    mid_block_add_attention: Flag = True
     segment_length: Size | None = None
 
 
 def _tokenizer(file: Path, config: _Tokenizer) -> TokenizerSpec:
-    channels, groups, patch = config.block_out_channels, config.norm_num_groups, config.patch_size
+    levels, channels = len(config.channels), list(config.channels)
     for key in ("down_block_types", "up_block_types"):
         kinds = getattr(config, key)
-        if kinds is not None and len(kinds) != len(channels):
-            raise wrong(file, key, list(kinds), f"{len(channels)} of them, as block_out_channels has levels")
-    resolution = SIDE * 2 ** (len(channels) - 1)
+        if kinds is not None and len(kinds) != levels:
+            raise wrong(file, key, list(kinds), f"{levels} of them, as block_out_channels has levels")
+    resolution = SIDE * 2 ** (levels - 1)
     if config.resolution != resolution:
-        needed = f"{resolution}, as block_out_channels has {len(channels)} levels"
+        needed = f"{resolution}, as block_out_channels has {levels} levels"
         raise wrong(file, "resolution", config.resolution, needed)
-    if any(width % groups for width in channels):
-        raise wrong(file, "norm_num_groups", groups, f"a divisor of block_out_channels {list(channels)}")
-    if SIDE % patch:
-        raise wrong(file, "patch_size", patch, f"a divisor of {SIDE}")
-    spec = TokenizerSpec(
-        channels=channels,
-        blocks=config.layers_per_block,
-        latent=config.latent_channels,
-        code_width=config.vq_embed_dim or config.latent_channels,
-        groups=groups,
-        context=config.context_length,
-        codes=config.num_vq_embeddings,
-        dynamics=config.num_dyn_embeddings,
-        patch=patch,
-        attended=config.max_att_resolution,
-        mid_attention=config.mid_block_add_attention,
-    )
+    if any(width % config.groups for width in channels):
+        raise wrong(file, "norm_num_groups", config.groups, f"a divisor of block_out_channels {channels}")
+    if SIDE % config.patch:
+        raise wrong(file, "patch_size", config.patch, f"a divisor of {SIDE}")
+    sizes = {field.name: getattr(config, field.name) for field in fields(TokenizerSpec)}
+    spec = TokenizerSpec(**sizes | {"code_width": config.code_width or config.latent})
     if any(width % 32 for width in spec.attended_widths):
-        raise wrong(file, "block_out_channels", list(channels), "multiples of 32 where cross attention follows")
+        raise wrong(file, "block_out_channels", channels, "multiples of 32 where cross attention follows")
     return spec
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import AliasPath, Field
 
 from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.models.llama_config import read_decoder
@@ -41,22 +42,14 @@ class _Autoencoder(Foreign):
     decoder_latent_shape: tuple[Size, Size] | None = None
 
 
-class _Block(Foreign):
-    n_head: Size
-
-
-class _Head(Foreign):
-    n_layer: Layers
-    block: _Block
-
-
 class _Transformer(Foreign):
     block_size: tuple[Size, Size, Size]
     vocab_size: Size | None = None
     input_embed_dim_1: Size | None = None
     input_embed_dim_2: Size | None = None
     embed_dim: Size
-    head: _Head
+    blocks: Layers = Field(validation_alias=AliasPath("head", "n_layer"))
+    heads: Size = Field(validation_alias=AliasPath("head", "block", "n_head"))
 
 
 class _Tower(Foreign):
@@ -81,7 +74,7 @@ def spec_of(name: str, root: Path, llm: object = None, tower: object = None, pro
     """
     files = [root / part / "config.json" for part in PARTS]
     decoder, vision = read_decoder(files[0], llm), read_checked(_Tower, files[1], tower)
-    autoencoder, transformer, pixels = vision.rqvaesiglip, vision.rqtransformer, vision.rqvaesiglip.ddconfig
+    autoencoder, transformer = vision.rqvaesiglip, vision.rqtransformer
     height, width, depth = autoencoder.code_shape
     codes, code_width = autoencoder.n_embed, autoencoder.embed_dim
     for key, value, needed in (
@@ -92,9 +85,9 @@ def spec_of(name: str, root: Path, llm: object = None, tower: object = None, pro
     ):
         if value != needed:
             raise wrong(files[1], f"rqtransformer.{key}", value, repr(needed))
-    depth_width, depth_heads = transformer.embed_dim, transformer.head.block.n_head
-    if depth_width % depth_heads:
-        raise wrong(files[1], "rqtransformer.head.block.n_head", depth_heads, f"a divisor of embed_dim {depth_width}")
+    if transformer.embed_dim % transformer.heads:
+        needed = f"a divisor of embed_dim {transformer.embed_dim}"
+        raise wrong(files[1], "rqtransformer.head.block.n_head", transformer.heads, needed)
     mapping = read_checked(_Projector, files[2], projector)
     if mapping.layers is None:
         raise wrong(files[2], "mm_projector_type", mapping.mm_projector_type, "linear, mlpNx_gelu or identity")
@@ -106,9 +99,9 @@ def spec_of(name: str, root: Path, llm: object = None, tower: object = None, pro
         fps=FPS,
         decoder=decoder,
         depth=DepthSpec(
-            width=depth_width,
-            blocks=transformer.head.n_layer,
-            heads=depth_heads,
+            width=transformer.embed_dim,
+            blocks=transformer.blocks,
+            heads=transformer.heads,
             depth=depth,
             codes=codes,
             code_width=code_width,
@@ -119,13 +112,7 @@ def spec_of(name: str, root: Path, llm: object = None, tower: object = None, pro
             depth=depth,
             codes=codes,
             code_width=code_width,
-            z_channels=pixels.z_channels,
-            ch=pixels.ch,
-            ch_mult=pixels.ch_mult,
-            num_res_blocks=pixels.num_res_blocks,
-            resolution=pixels.resolution,
-            attn_resolutions=pixels.attn_resolutions,
-            out_ch=pixels.out_ch,
+            **autoencoder.ddconfig.model_dump(),
             shared_codebook=autoencoder.shared_codebook,
             latent_size=autoencoder.decoder_latent_shape,
         ),
