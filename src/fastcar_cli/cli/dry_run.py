@@ -83,8 +83,8 @@ def _time(run: RunConfig, plan: MemoryPlan, spec: Spec, videos: int, at_once: in
     if plan.weights <= SMALL:
         return expected_by_steps(run, videos, at_once)
     spec = spec.continuing(run.generation.context)
-    pictures = (run.generation.frames or spec.frames) - spec.pictures(spec.layout.context)
-    frames = max(1, pictures // spec.frame_spec.pictures) * -(-videos // at_once)
+    pictures = (run.generation.frames or spec.frames) - spec.frames_of(spec.layout.context)
+    frames = max(1, pictures // spec.frame_spec.per_latent) * -(-videos // at_once)
     return expected_by_bandwidth(plan, frames * spec.tokens_per_frame)
 
 

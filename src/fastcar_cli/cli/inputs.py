@@ -120,7 +120,7 @@ class Given:
             refuse(ctx, names, "without --input", "it needs --input with frames")
         self.inputs.check()
         model = run.model
-        context = spec.pictures(spec.continuing(run.generation.context).layout.context)
+        context = spec.frames_of(spec.continuing(run.generation.context).layout.context)
         frames = "a frame" if context == 1 else f"{context} frames"
         if context and (self.texts or isinstance(self.recipe, str)):
             first = self.texts[0][0] if self.texts else str(self.recipe)

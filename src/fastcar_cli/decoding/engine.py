@@ -177,7 +177,7 @@ class Decode(Batch):
             shares[:-1] = self.replay.replayed.float().mean((0, 1)).cpu()
         codes = [place for place in range(self.frame) if place not in self.model.spec.layout.delimiters]
         by_frame = shares.view(-1, self.frame)[:, codes]
-        return by_frame.repeat_interleave(self.model.spec.frame_spec.pictures, 0)
+        return by_frame.repeat_interleave(self.model.spec.frame_spec.per_latent, 0)
 
     @property
     def _videos_at_once(self) -> int:

@@ -1,7 +1,7 @@
 """What every model is to the engine: a decoder, how its tokens lie in a sequence, how codes are drawn and shown.
 
-`Spec` and `Network` are the base of the architectures in the folders beside this file. What differs between them is
-data here, so that the engine never asks for a model's name.
+`Spec` and `Network` are the bases of all architectures. What differs between these is data, so that the engine never
+asks for a model's name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Layout:
 
     Attributes:
         stride: N, tokens a frame; the token aligned with token t is t - N. Token 0 is the first after the prompt.
-        delimiters: places in a frame (t % N) of tokens that part frames and are no codes of it.
+        delimiters: places in a frame (t % N) of tokens that separate frames and are not codes.
         delimiter: their id; None without delimiters.
         delimiters_sampled: whether delimiters are sampled as codes are; the one of token 0 never is.
         prefix: tokens of a prompt before its frames; None: a prompt holds no frames. Token 0 comes a multiple of N
@@ -64,23 +64,18 @@ class Layout:
 
     def fixed(self, tokens: int) -> list[int | None]:
         """By token, the id that is not drawn; None for the others."""
-
-        def at(t: int) -> int | None:
-            given = t % self.stride in self.delimiters and not (self.delimiters_sampled and t)
-            return self.delimiter if given else None
-
-        return [at(t) for t in range(tokens)]
+        given = (t % self.stride in self.delimiters and not (self.delimiters_sampled and t) for t in range(tokens))
+        return [self.delimiter if is_given else None for is_given in given]
 
 
 @dataclass(frozen=True)
 class SamplingWeights:
-    """Weights that sampling the codes of a position takes: read for all depths together, and stored once.
-
-    `heads` are read by the layers that give logits, `transformer` by what comes before them.
-    """
+    """How many weights sampling the codes of a position takes: read for all depths together, and stored once."""
 
     transformer: int
+    """Read by what comes before the layers that give logits."""
     heads: int
+    """Read by these layers."""
     stored: int
 
 
@@ -93,7 +88,7 @@ class FrameSpec:
         grid: rows and columns of a frame's code positions, delimiters left out.
         size: (height, width) of a frame in pixels.
         channels: of the widest feature map of a frame's full size while its pixels are decoded.
-        pictures: pictures that a frame of codes stands for; the first of a video stands for one.
+        per_latent: frames that a latent frame stands for; the first of a video stands for one.
 
     """
 
@@ -103,12 +98,12 @@ class FrameSpec:
     grid: tuple[int, int]
     size: tuple[int, int]
     channels: int
-    pictures: int = 1
+    per_latent: int = 1
 
 
 @checked_dataclass(frozen=True, config=WHOLE)
 class Spec(ABC):
-    """Everything that fixes the shapes of a model; `frames` are the pictures it was trained on, context included."""
+    """Everything that fixes the shapes of a model; `frames` are those it was trained on, context included."""
 
     name: str
     frames: Size
@@ -118,7 +113,7 @@ class Spec(ABC):
     @property
     @abstractmethod
     def layout(self) -> Layout:
-        """How its tokens lie in a sequence."""
+        """See `Layout`."""
 
     @property
     def tokens_per_frame(self) -> int:
@@ -132,13 +127,13 @@ class Spec(ABC):
 
     @property
     def contexts(self) -> tuple[int, ...]:
-        """Pictures that a video may continue from, the last of an input; empty: `Layout.context`, the first ones."""
+        """Frames that a video may continue from, the last of an input; empty: `Layout.context`, the first ones."""
         return ()
 
     @property
     @abstractmethod
     def frame_spec(self) -> FrameSpec:
-        """What its frames are made of."""
+        """See `FrameSpec`."""
 
     @property
     def code_depth(self) -> int:
@@ -181,26 +176,20 @@ class Spec(ABC):
         """Weights between code vectors and the decoder's input."""
         return 0
 
-    def pictures(self, frames: int) -> int:
-        """Pictures of so many frames of codes from the first of a video on."""
-        return frames and 1 + (frames - 1) * self.frame_spec.pictures
+    def frames_of(self, latents: int) -> int:
+        """Frames that the first so many latent frames of a video stand for."""
+        return latents and 1 + (latents - 1) * self.frame_spec.per_latent
 
-    def continuing(self, pictures: int | None) -> Self:
-        """The same model, continuing from so many pictures; None: from as many as it prefers.
-
-        Raises RequestError for a number that it doesn't take.
-        """
-        own = self.pictures(self.layout.context)
-        if pictures in (None, own):
+    def continuing(self, frames: int | None) -> Self:
+        """The same model, continuing from so many frames; None: from as many as it prefers. Raises RequestError."""
+        own = self.frames_of(self.layout.context)
+        if frames in (None, own):
             return self
         said = f"the model {self.name!r} continues from {own} frame{'s' * (own != 1)}" if own else "it takes none"
-        raise RequestError(said, key="context", value=pictures, allowed=f"{own}")
+        raise RequestError(said, key="context", value=frames, allowed=f"{own}")
 
     def sized(self, size: tuple[int, int] | None) -> Self:
-        """The same model making pictures of (height, width) pixels; None: of its own size.
-
-        Raises RequestError for a size that it doesn't make.
-        """
+        """The same model making frames of (height, width) pixels; None: of its own size. Raises RequestError."""
         if size in (None, self.frame_size):
             return self
         height, width = self.frame_size
@@ -209,13 +198,13 @@ class Spec(ABC):
 
     @property
     def longest(self) -> int:
-        """Most pictures that there are positions for, context included."""
+        """Most frames that there are positions for, context included."""
         layout = self.layout
         return layout.context + (self.decoder.max_positions - 1 - (layout.prefix or 0)) // layout.stride
 
     @abstractmethod
     def network(self) -> Network:
-        """Its modules, with weights that mean nothing."""
+        """Its modules, weights not set."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for config.json."""
@@ -246,15 +235,15 @@ class FrameDecoder(Protocol):
     def frame(self, codes: Tensor) -> Tensor:
         """A frame of every video from its codes int64 [P, N, depth], float32 [P, H, W, 3] in 0..255, not rounded.
 
-        Of a model whose frames of codes stand for several pictures [P, pictures, H, W, 3]; frames come in their order.
+        Where a latent frame stands for several frames, [P, frames, H, W, 3]; latent frames come in their order.
         """
 
 
 class Network(nn.Module, ABC):
     """The networks of a model; the engine drives its parts.
 
-    Where `depth` is there, it draws the codes of a position one after another; else a position has one code, and
-    `lm_head` gives its logits.
+    `depth` draws the codes of a position one after another; where it is None, a position has one code and `lm_head`
+    gives its logits.
     """
 
     spec: Spec
@@ -277,17 +266,14 @@ class Network(nn.Module, ABC):
         return self.projector(latent)
 
     def added(self, tokens: int, prompts: Tensor, conditions: Tensor | None) -> Tensor | None:
-        """What the inputs of so many tokens have added to them, [tokens, 1 or P, width]; None: nothing.
+        """What is added to the inputs of so many tokens, [tokens, 1 or P, width]; None: nothing.
 
         `prompts` are ids [P, L], `conditions` what a video is given beside its prompt.
         """
         return None
 
     def logits(self, x: Tensor, d: int, past: Any) -> tuple[Tensor, Any]:
-        """Logits [B, codes] of depth d, and what the next depth wants as `past`.
-
-        x is the hidden state [B, width] at depth 0 and the running sum of code vectors [B, code_width] after it.
-        """
+        """Logits [B, codes] of depth d, and the `past` of the next depth; x is what `DepthTransformer.step` takes."""
         if self.depth is not None:
             return self.depth.step(x, d, past)
         assert self.lm_head is not None
@@ -310,12 +296,8 @@ class Network(nn.Module, ABC):
     def draw_in(self, dtype: torch.dtype) -> None:
         """Draw pixels in this dtype from now on. Raises RequestError where a model can't."""
         if dtype != torch.float32:
-            raise RequestError(
-                f"the model {self.spec.name!r} decodes frames in float32",
-                key="pixel_dtype",
-                value=str(dtype).removeprefix("torch."),
-                allowed="float32",
-            )
+            said, value = f"the model {self.spec.name!r} decodes frames in float32", str(dtype).removeprefix("torch.")
+            raise RequestError(said, key="pixel_dtype", value=value, allowed="float32")
 
     @abstractmethod
     def frame_decoder(self, prompts: Tensor) -> FrameDecoder:
@@ -334,7 +316,7 @@ class Network(nn.Module, ABC):
         return sum(p.numel() for p in self.parameters()) + sum(m.in_features * m.out_features for m in self.quantised())
 
     def weights_bytes(self, *parts: str) -> int:
-        """Bytes of the weights and their scales, of those whose name contains all `parts`."""
+        """Bytes of the weights, scales included, whose names contain all `parts`."""
         packed = [(name, m.stored_bytes) for name, m in self.named_modules() if isinstance(m, QuantisedLinear)]
         sizes = [*((name, p.nbytes) for name, p in self.named_parameters()), *packed]
         return sum(size for name, size in sizes if all(part in name for part in parts))

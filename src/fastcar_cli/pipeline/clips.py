@@ -53,7 +53,7 @@ class ClipFiles:
         wanted = Wanted(
             model=model,
             frames=frames,
-            context=spec.pictures(spec.layout.context),
+            context=spec.frames_of(spec.layout.context),
             height=height,
             width=width,
             actions=spec.conditions,

@@ -90,10 +90,10 @@ class VideoPipeline:
         self.spec = spec = spec_in(model, config)
         self.name, self.layers = model.name, spec.decoder.layers
         self.tokens_per_frame, self.grid = spec.tokens_per_frame, spec.grid
-        self.context = spec.pictures(spec.layout.context)
+        self.context = spec.frames_of(spec.layout.context)
         self.resolved = resolve(model, config)
         self.settings = settings or decode_settings(model, self.resolved)
-        self.frames = spec.pictures(spec.layout.context + self.settings.frames)
+        self.frames = spec.frames_of(spec.layout.context + self.settings.frames)
         self.fps = given(self.resolved.video.fps)
         self.height, self.width = spec.frame_size
         self._preset: Preset | None = None
@@ -328,8 +328,8 @@ class VideoPipeline:
         held = decode.prompts.aligned // decode.frame
         if (wanted := self.spec.layout.prompt_frames) and held != wanted:
             raise RequestError(
-                f"the input has {self.spec.pictures(held)} frames, the run continues from {self.context}",
-                hint=(Key("context"), f" {self.spec.pictures(held)}"),
+                f"the input has {self.spec.frames_of(held)} frames, the run continues from {self.context}",
+                hint=(Key("context"), f" {self.spec.frames_of(held)}"),
             )
         texts = [str(p) for p in prompts]
         run = Run(decode, self.name, self.fps, texts, list(seeds), readings, self._load_seconds, self._preset)
@@ -358,7 +358,7 @@ class VideoPipeline:
         for _ in decode.steps():
             on_token(decode.done)
             if decode.done // decode.frame > shown_frames:
-                first = self.spec.pictures(self.spec.layout.context + shown_frames)
+                first = self.spec.frames_of(self.spec.layout.context + shown_frames)
                 yield from shown(partial(decode.decode_frame, shown_frames), first)
                 shown_frames += 1
 

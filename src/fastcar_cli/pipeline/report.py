@@ -134,7 +134,12 @@ class Run:
             },
             "tau": settings.rule.tau.plain(),
             "window": settings.window,
-            "video": {"frames": spec.pictures(done // decode.frame), "height": height, "width": width, "fps": self.fps},
+            "video": {
+                "frames": spec.frames_of(done // decode.frame),
+                "height": height,
+                "width": width,
+                "fps": self.fps,
+            },
             "tokens": {"text": decode.prompts.padded, "visual": done, "rows": decode.rows},
             "replay": {
                 **asdict(stats),

@@ -148,12 +148,12 @@ def spec_in(model: LoadedModel, config: RunConfig) -> Spec:
 
 def decoded_frames(spec: Spec, frames: int) -> int:
     """Latent frames that are decoded for a video of so many frames, context frames included."""
-    return 1 + (frames - 1) // spec.frame_spec.pictures - spec.layout.context
+    return 1 + (frames - 1) // spec.frame_spec.per_latent - spec.layout.context
 
 
 def _check_frames(name: str, spec: Spec, frames: int) -> None:
     """Refuse videos longer than the model has positions for, and ends within a latent frame. Raises RequestError."""
-    context, step = spec.pictures(spec.layout.context), spec.frame_spec.pictures
+    context, step = spec.frames_of(spec.layout.context), spec.frame_spec.per_latent
     least, longest = context + step if context else 1, spec.longest
     allowed = f"{least} to {longest}" if step == 1 else ", ".join(map(str, range(least, longest + 1, step)))
     if least <= frames <= longest and (frames - 1) % step == 0:

@@ -141,7 +141,7 @@ def draft_data(pipe: VideoPipeline, report: dict[str, Any]) -> dict[str, Any]:
     """
     decode, (h, w) = pipe.decode, pipe.grid
     assert decode is not None and decode.drafter is not None
-    last, frames = decode.settings.frames - 1, decode.model.spec.frame_spec.pictures
+    last, frames = decode.settings.frames - 1, decode.model.spec.frame_spec.per_latent
     tokens, passes = np.zeros(last + 1), np.zeros(last + 1)
     for run in decode.drafter.passes:
         frame = min((run.first[0] + 1) // decode.frame, last)

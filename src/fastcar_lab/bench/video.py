@@ -69,10 +69,10 @@ class WholeVideo:
 
     def decoded(self, spec: Spec) -> int:
         """Frames of codes behind those that a prompt holds. Raises RequestError for pictures that they can't make."""
-        step, context = spec.frame_spec.pictures, spec.layout.context
+        step, context = spec.frame_spec.per_latent, spec.layout.context
         codes, left = divmod(self.frames - 1, step)
         if left or codes + 1 <= context:
-            least = spec.pictures(context + 1)
+            least = spec.frames_of(context + 1)
             raise RequestError("not made", key="frames", value=self.frames, allowed=f"{least}, {least + step}, ...")
         return codes + 1 - context
 

@@ -1,8 +1,8 @@
-"""Cosmos-Predict1 (arXiv 2501.03575): a LLaMA over the ids of `tokenizer.py`, from one or nine pictures to 33.
+"""Cosmos-Predict1 (arXiv 2501.03575): a LLaMA over the ids of `tokenizer.py`, from one or nine frames to 33.
 
-Five frames of codes, the first of one picture and the others of eight, follow one another in raster order. Tokens turn
-by frame, row and column; a model with text begins with a token of its own, reads vectors of a text by cross attention,
-and adds places to the input of every block.
+Of five latent frames the first stands for one frame, each other for eight; their tokens lie in raster order and are
+rotated by frame, row and column. A model with text begins with a token of its own, reads text embeddings by cross
+attention, and adds embeddings of positions to the input of every block.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 CONTEXTS = (1, 2)
-"""Frames of codes that a prompt may hold: one picture, or nine."""
+"""Latent frames that a prompt may hold, of one frame or nine."""
 
 
 @dataclass(frozen=True, config=WHOLE)
 class CosmosSpec(Spec):
-    """Everything that fixes the shapes of a model; `context` are the frames of codes that it continues from.
+    """Everything that fixes the shapes of a model; `context` are the latent frames that it continues from.
 
     `decoder.axes` has the grid of a frame, and a lead of one token where there is text.
     """
@@ -58,9 +58,9 @@ class CosmosSpec(Spec):
         """See `Spec`."""
         t, (rows, columns) = self.tokenizer, self.grid
         size = rows * t.space, columns * t.space
-        # Of pictures that are decoded at once, where a place stands for a patch in time and space.
+        # Of frames that are decoded at once, where a place stands for a patch in time and space.
         channels = -(-t.channels * t.time // t.patch**3)
-        return FrameSpec(1, t.codes, self.decoder.width, self.grid, size, channels=channels, pictures=t.time)
+        return FrameSpec(1, t.codes, self.decoder.width, self.grid, size, channels=channels, per_latent=t.time)
 
     @property
     def pixel_bytes(self) -> int:
@@ -75,20 +75,18 @@ class CosmosSpec(Spec):
     @property
     def contexts(self) -> tuple[int, ...]:
         """See `Spec`."""
-        return tuple(self.pictures(frames) for frames in CONTEXTS)
+        return tuple(self.frames_of(frames) for frames in CONTEXTS)
 
-    def continuing(self, pictures: int | None) -> Self:
+    def continuing(self, frames: int | None) -> Self:
         """See `Spec`."""
-        if pictures is None:
+        if frames is None:
             return self
-        if pictures not in self.contexts:
+        if frames not in self.contexts:
+            allowed = " or ".join(map(str, self.contexts))
             raise RequestError(
-                f"the model {self.name!r} continues from one picture or nine",
-                key="context",
-                value=pictures,
-                allowed=" or ".join(map(str, self.contexts)),
+                f"the model {self.name!r} continues from {allowed} frames", key="context", value=frames, allowed=allowed
             )
-        return replace(self, context=CONTEXTS[self.contexts.index(pictures)])
+        return replace(self, context=CONTEXTS[self.contexts.index(frames)])
 
     def sized(self, size: tuple[int, int] | None) -> Self:
         """See `Spec`: any multiple of what a code covers, up to the size that was trained."""
@@ -110,7 +108,7 @@ class CosmosSpec(Spec):
 
 
 class LatentFrameDecoder:
-    """Decodes frames of codes one after another, those of the prompts first."""
+    """Decodes latent frames one after another, those of the prompts first."""
 
     def __init__(self, network: Cosmos, prompts: Tensor) -> None:
         self._grid, self._tokenizer = network.spec.grid, network.tokenizer

@@ -86,8 +86,8 @@ def spec_of(name: str, root: Path, llm: object = None, tower: object = None, pro
         if value != needed:
             raise wrong(files[1], f"rqtransformer.{key}", value, repr(needed))
     if transformer.embed_dim % transformer.heads:
-        needed = f"a divisor of embed_dim {transformer.embed_dim}"
-        raise wrong(files[1], "rqtransformer.head.block.n_head", transformer.heads, needed)
+        allowed = f"a divisor of embed_dim {transformer.embed_dim}"
+        raise wrong(files[1], "rqtransformer.head.block.n_head", transformer.heads, allowed)
     mapping = read_checked(_Projector, files[2], projector)
     if mapping.layers is None:
         raise wrong(files[2], "mm_projector_type", mapping.mm_projector_type, "linear, mlpNx_gelu or identity")
