@@ -82,7 +82,7 @@ class Given:
     def of(cls, asked: GenerateOptions, run: RunConfig, recipe: dict[str, Any] | None) -> Given:
         """What the options name; `recipe` is that of the earlier video. Raises RequestError."""
         from fastcar_cli.checkpoints.open import folder_of
-        from fastcar_cli.inputs.embedding import read_embedding
+        from fastcar_cli.inputs.clip import read_embedding
         from fastcar_cli.pipeline.clips import ClipFiles
         from fastcar_cli.pipeline.recipe import prompt_of
 

@@ -32,10 +32,9 @@ _TABLE = TypeAdapter(list[list[float]], config=ConfigDict(strict=True))
 def read_actions(path: Path, width: int, wanted: Sequence[int]) -> Rows:
     """The actions of a clip, float32 [S, width].
 
-    width: numbers an action has. wanted: which frames of the input make the clip (S of them), in rising order.
-    A file with S or S - 1 rows is the clip's own, one row a frame; of a longer one the rows `wanted` are taken, as
-    its rows belong to the frames of the input. The last frame's action leads out of the clip; where it is missing
-    it is zero. Raises RequestError that says what does not fit.
+    width: numbers an action has. wanted: which frames of the input make the clip (S of them), in rising order. A file
+    of S or S - 1 rows is the clip's own; of a longer one, whose rows are those of the input's frames, the rows `wanted`
+    are taken. The last frame's action may be missing and is zero then. Raises RequestError that says what does not fit.
     """
     if not path.is_file():
         kind = "is a pipe or a device" if path.exists() else "there is no such file"
@@ -47,9 +46,8 @@ def read_actions(path: Path, width: int, wanted: Sequence[int]) -> Rows:
         raise RequestError(f"unknown suffix {suffix!r}", key="actions", value=path, allowed=_ALLOWED)
     what = (Key("actions"), f" {path}")
     text = read_text(path, what, "utf-8-sig")
-    return _fit(
-        _json(text, what) if suffix == ".json" else _csv(text, what, len(wanted)), what, width, wanted, own=False
-    )
+    table = _json(text, what) if suffix == ".json" else _csv(text, what, len(wanted))
+    return _fit(table, what, width, wanted, own=False)
 
 
 def actions_in(path: Path, width: int, wanted: Sequence[int], *, own: bool = True) -> Rows:
@@ -91,8 +89,11 @@ def _csv(text: str, what: Text, frames: int) -> list[list[float]]:
     for number, cells in table:
         if not any(cells):
             raise RequestError(f"line {number} has no numbers", where=what)
-        if (other := next((cell for cell in cells if _number(cell) is None), None)) is not None:
-            raise RequestError(f"line {number} has {other[:40]!r}, needed: numbers", where=what)
+        for cell in cells:
+            try:
+                float(digits(cell))
+            except ValueError:
+                raise RequestError(f"line {number} has {cell[:40]!r}, needed: numbers", where=what) from None
         rows.append([float(cell) for cell in cells])
     if len(rows) < 2 or names != [*map(str, range(len(rows[0])))]:
         return rows
@@ -102,13 +103,6 @@ def _csv(text: str, what: Text, frames: int) -> list[list[float]]:
         hint = f"name the columns with words, or write {separator.join(f'{n}.0' for n in range(len(rows[0])))}"
         raise RequestError(f"begins with {first.strip()}: numbers or names of columns?", where=what, hint=hint)
     return rows
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(digits(text))
-    except ValueError:
-        return None
 
 
 def _json(text: str, what: Text) -> list[Any]:

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.inputs.actions import Rows, actions_in, has_actions, read_actions
 from fastcar_cli.inputs.prompt import Clip
 from fastcar_cli.media.reader import Image8, Image8OrFloat, frames_of
+from fastcar_cli.system.files import MOST_TEXT, read_arrays, require_regular, why_unread
 
 Pixels = NDArray[np.float32]
 """Of a frame, float32 [H, W, 3] in 0 .. 1."""
@@ -27,11 +29,10 @@ class Wanted:
     """What is to be read for a model.
 
     `frames` is S, context and prediction together, `context` C; `height` and `width` in pixels; `actions` how many
-    numbers an action has, 0 for a model without actions. `start` is the first frame of the input that is used
-    and `step` how many frames lie from one to the next. With `whole` all S frames have to be there,
-    otherwise the context alone will do. With `goal` the last of them comes first, as models want it that are shown
-    where to end (iVideoGPT inference/predict.py, goal conditioning). With `last` the context alone is read unless
-    `whole`, frames are cropped to the model's size, and without `start` the last of them is the input's last frame.
+    numbers an action has, 0 for none. `start` is the first frame used of the input, `step` the distance to the next.
+    With `whole` all S frames have to be there, otherwise the context will do. With `goal` the last of them comes first
+    (iVideoGPT inference/predict.py, goal conditioning). With `last` the context alone is read unless `whole`, frames
+    are cropped to the model's size, and without `start` the last of them is the input's last frame.
     """
 
     model: str
@@ -62,12 +63,9 @@ class Wanted:
 class Excerpt:
     """A part of an input, ready for a model.
 
-    Attributes:
-        clip: what it is to a model. Frames are float32 [S, H, W, 3], or [C, H, W, 3] where the input holds the context
-            alone; of actions [S, A] the last is never used; the name is that of the file or folder without its path.
-        indices: which frames of the input these are, counted from 0.
-        source_size: height and width before resizing, in pixels.
-
+    `clip` has frames float32 [S, H, W, 3], or [C, H, W, 3] where the input holds the context alone, actions [S, A]
+    of which the last is never used, and the name of the file without its path; `indices` are its frames in the input,
+    counted from 0, `source_size` is height and width before resizing.
     """
 
     clip: Clip
@@ -81,15 +79,13 @@ class Excerpt:
 
 
 def read_clip(path: Path, wanted: Wanted, actions: Path | None = None, key: str | None = None) -> Excerpt:
-    """Read from an input what a model wants.
+    """Read from an input what a model wants, actions from their own file or an .npz input; `key` of frames in .npz.
 
-    actions: a file with them; without one those of an .npz input are taken. key: of the frames in an .npz input.
     Raises RequestError for what can't be read, too few frames, and actions that are missing, unwanted or do not fit.
     """
     if actions is not None and not wanted.actions:
-        raise RequestError(
-            f"the model {wanted.model!r} takes no actions", key="actions", value=actions, hint="leave them out"
-        )
+        said = f"the model {wanted.model!r} takes no actions"
+        raise RequestError(said, key="actions", value=actions, hint="leave them out")
     chosen, size, count = _chosen(path, wanted, key)
     if len(chosen) < wanted.most and (wanted.whole or len(chosen) != wanted.context):
         raise _too_short(path, wanted, count)
@@ -174,3 +170,36 @@ def _too_short(path: Path, wanted: Wanted, count: int) -> RequestError:
     elif here > context:
         hint += (", or ", Key("frames"), f" {here}")
     return RequestError(f"has {count} frame{'s' * (count != 1)}, needed: {need}", key="input", value=path, hint=hint)
+
+
+WORDS = 512
+"""Rows of a text's vectors that models read, zeros among them."""
+
+
+def read_embedding(path: Path) -> NDArray[np.float32]:
+    """The one array of a .npy, .npz, .safetensors or .pt file, [n, width] or [1, n, width], as [`WORDS`, width].
+
+    Zeros follow it. Raises RequestError for any other file, for more rows, and for numbers that are not finite.
+    """
+    try:
+        require_regular(path, MOST_TEXT)
+        if path.suffix == ".safetensors":
+            arrays = {key: tensor.float().numpy() for key, tensor in load_file(str(path)).items()}
+        elif path.suffix in (".pt", ".pth"):
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+            named = loaded.items() if isinstance(loaded, dict) else [("", loaded)]
+            arrays = {key: tensor.float().numpy() for key, tensor in named}
+        else:
+            arrays = read_arrays(path)
+    except Exception as e:  # whatever a stranger's file makes zipfile, numpy and safetensors raise
+        reason = (isinstance(e, OSError) and e.strerror) or why_unread(e)
+        raise RequestError(f"can't be read: {reason}", key="text_embedding", value=path) from None
+    arrays = {key: array[0] if array.ndim == 3 and len(array) == 1 else array for key, array in arrays.items()}
+    shapes = [list(array.shape) for array in arrays.values()]
+    if len(shapes) != 1 or len(shapes[0]) != 2 or not 1 <= shapes[0][0] <= WORDS:
+        allowed = f"one of [1 to {WORDS}, width]"
+        raise RequestError(f"holds arrays of shapes {shapes}", key="text_embedding", value=path, allowed=allowed)
+    (array,) = arrays.values()
+    if array.dtype.kind != "f" or not np.isfinite(array).all():
+        raise RequestError("holds other than finite floats", key="text_embedding", value=path)
+    return np.pad(array.astype(np.float32), ((0, WORDS - len(array)), (0, 0)))

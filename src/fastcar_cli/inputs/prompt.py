@@ -25,9 +25,7 @@ class Clip:
         name: what to call it, such as its file.
         text: a text as vectors float32 [words, width], all of which are attended to; None of a model without text.
 
-    Raises:
-        RequestError: arrays of other shapes or numbers.
-
+    Raises RequestError for arrays of other shapes or numbers.
     """
 
     frames: NDArray[np.uint8] | NDArray[np.float32]
@@ -52,15 +50,7 @@ class Clip:
 class TokenisedClip:
     """Context frames as the ids that a model's tokenizer gave, so that their video can be made again without them.
 
-    Attributes:
-        ids: of the prompt.
-        actions: as those of a `Clip`.
-        name: of the clip.
-        text: as that of a `Clip`.
-
-    Raises:
-        RequestError: actions of other shapes or numbers.
-
+    `ids` are those of the prompt; the rest is as in a `Clip`. Raises RequestError for other actions.
     """
 
     ids: tuple[int, ...]
@@ -76,12 +66,10 @@ class TokenisedClip:
 
 
 def _check_actions(name: str, actions: NDArray[np.float32] | None) -> None:
-    if actions is not None:
-        if actions.ndim != 2 or not np.issubdtype(actions.dtype, np.floating):
-            shape = f"{actions.dtype} {list(actions.shape)}"
-            raise RequestError(f"{name}: actions are {shape}, needed: floats [S, A]")
-        if not np.isfinite(actions).all():
-            raise RequestError(f"{name}: actions hold NaN or infinite values")
+    if actions is not None and (actions.ndim != 2 or not np.issubdtype(actions.dtype, np.floating)):
+        raise RequestError(f"{name}: actions are {actions.dtype} {list(actions.shape)}, needed: floats [S, A]")
+    if actions is not None and not np.isfinite(actions).all():
+        raise RequestError(f"{name}: actions hold NaN or infinite values")
 
 
 Prompt = str | Clip | TokenisedClip
@@ -104,10 +92,7 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Reading:
-    """What a tokenizer made of a prompt: ids, the tokens they stand for, words it does not know.
-
-    `drawn` are tokens that the prompt left open and a seed decided.
-    """
+    """Ids of a prompt, the tokens they stand for, words unknown to the tokenizer, tokens that a seed decided."""
 
     ids: tuple[int, ...]
     tokens: tuple[str, ...]
@@ -119,10 +104,7 @@ class PromptReader(Protocol):
     """What the pipeline asks of what reads a model's prompts."""
 
     def read(self, prompt: Prompt, on_progress: OnProgress | None = None) -> Reading:
-        """Token ids of a prompt. Raises RequestError for one that the model can't take.
-
-        `on_progress` gets the work done and all of it, where it takes long.
-        """
+        """Token ids of a prompt. Raises RequestError for one that the model can't take."""
 
     def complete(self, reading: Reading, seed: int) -> Reading:
         """The reading with what the prompt leaves open decided by the seed, where the model needs that."""

@@ -22,8 +22,7 @@ def prompts_in(file: Path, where: Text) -> Listed:
     """The prompts of a text file, one a line, without empty lines and those that begin with #, or of JSON.
 
     A .json file holds a list, a .jsonl file an entry a line: texts, or objects with "prompt_en" (as VBench has them)
-    or "prompt". VBench's lists name a prompt once for each dimension that it serves, so there a repeated prompt is
-    one. Raises RequestError that begins with `where`.
+    or "prompt"; a repeated one counts once there. Raises RequestError that begins with `where`.
     """
     text = read_text(file, where, "utf-8-sig")
     numbered = ((number, line.strip()) for number, line in enumerate(text.split("\n"), 1))

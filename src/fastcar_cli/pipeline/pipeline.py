@@ -1,8 +1,4 @@
-"""VideoPipeline: prompts in, frames out one by one. The only place that knows all the parts.
-
-`from_config` decides device, dtype and threads once; resolve.py fills in the model's defaults; `stream` divides the
-videos into batches that fit; a `Run` (report.py) owns the statistics of a batch.
-"""
+"""VideoPipeline: prompts in, frames out one by one. The only place that knows all the parts."""
 
 from __future__ import annotations
 
@@ -56,14 +52,14 @@ if TYPE_CHECKING:
     from fastcar_fpga import Comparison, Decisions, Preset
 
 OnBegin = Callable[[str, int, int], None]
-"""Receives what comes before the first token, "input" (pictures to tokens) or "prompt", its work done and all of it."""
+"""Receives what comes before the first token, "input" (frames to tokens) or "prompt", its work done and all of it."""
 
 
 class VideoPipeline:
-    """A loaded model with the settings of a run; `model` is shared by every pipeline that is made from this one.
+    """A loaded model with the settings of a run; pipelines that are made from this one share `model`.
 
     `tokens_per_frame` is N, `grid` the rows and columns of codes a frame. Calls from several threads run one after
-    another; `stream` and `videos` keep the state of one run, so a thread that uses them needs a pipeline of its own.
+    another; a thread that uses `stream` or `videos` needs a pipeline of its own.
 
     Example:
         >>> pipe = VideoPipeline.from_pretrained("table", tau=-2)
@@ -82,11 +78,9 @@ class VideoPipeline:
     ) -> None:
         """Resolve what `config` leaves open; `settings` replace those that follow from it, not the recipe.
 
-        `checkpoint` is that of the model, where the caller has opened it. Raises RequestError for what this model
-        can't do.
+        `checkpoint` is that of the model, if already open. Raises RequestError for what this model can't do.
         """
-        self.model, self.config, self._load_seconds = model, config, load_seconds
-        self._checkpoint = checkpoint
+        self.model, self.config, self._load_seconds, self._checkpoint = model, config, load_seconds, checkpoint
         self.spec = spec = spec_in(model, config)
         self.name, self.layers = model.name, spec.decoder.layers
         self.tokens_per_frame, self.grid = spec.tokens_per_frame, spec.grid
@@ -118,8 +112,7 @@ class VideoPipeline:
     def from_pretrained(cls, model: str | Path, **options: Any) -> VideoPipeline:
         """Load a model by name or folder; `options` are those of `fastcar generate`, as tau=-2 or kv_dtype="int8".
 
-        Drafts are `auto` as there, which changes no video. Raises RequestError for what can't be done here, and for an
-        unknown option.
+        Raises RequestError for what can't be done here, and for an unknown option.
         """
         keys = {s.flag.strip("-").replace("-", "_"): s.key for s in settings().values() if s.flag is not None}
         if unknown := sorted(options.keys() - keys.keys()):
@@ -136,10 +129,10 @@ class VideoPipeline:
         on_load: Callable[[int, int], None] | None = None,
         checkpoint: Checkpoint | None = None,
     ) -> VideoPipeline:
-        """Load the model that the configuration names, where and in the dtype it says.
+        """Load the model that the configuration names, where and in the dtype it says, for `videos` at once.
 
-        `videos` are decoded at once; `on_load(bytes, total)` reports the loading of a large model; `checkpoint` is that
-        of the model, where the caller has opened it. Raises RequestError for what can't be done here, memory included.
+        `on_load(bytes, total)` reports the loading of a large model; `checkpoint` is that of the model, if already
+        open. Raises RequestError for what can't be done here, memory included.
         """
         began = time.perf_counter()
         device, bundled = resolve_device(config.runtime.device), config.model in BUNDLED
@@ -169,8 +162,7 @@ class VideoPipeline:
 
     def batch_size(self, videos: int) -> int:
         """How many of so many videos are decoded at once: what memory and the accelerator have room for."""
-        network, settings = self.model.network, self.settings
-        rows = self._rows
+        network, settings, rows = self.model.network, self.settings, self._rows
         if self._preset is not None:
             from fastcar_fpga import INDEX_BITS
 
@@ -193,8 +185,7 @@ class VideoPipeline:
     def notices(self, prompts: Sequence[Prompt]) -> list[str]:
         """What a user should know before the run, such as words that the model does not know.
 
-        Raises RequestError for a prompt that is empty, too long, without a single known word, or of another kind than
-        the model takes.
+        Raises RequestError for a prompt that the model can't take.
         """
         if not hasattr(self, "model"):
             raise RequestError("the pipeline is closed", hint="load it again")
@@ -213,14 +204,11 @@ class VideoPipeline:
         watch: Watcher | None = None,
         on_begin: OnBegin | None = None,
     ) -> Iterator[Frame]:
-        """Decode one video a prompt; frame t of every video of a batch comes as soon as it is decoded.
+        """Decode one video a prompt, in batches that fit; frame t of all videos of a batch comes as soon as it is decoded.
 
         Of a model that continues frames, prompts are `Clip`s (see `clips_of`), and the first frames are those of
-        the prompt as the model's tokenizer gives them back.
-
-        `on_step(done, total)` reports every position, `on_begin` what comes before, `watch` sees every block. Videos
-        are decoded in batches that fit (`batch_size`); each draws from its own seed, and what shares its batch changes
-        nothing.
+        the prompt as the model's tokenizer gives them back. `on_step(done, total)` reports every position, `on_begin`
+        what comes before, `watch` sees every block. Videos of a batch do not depend on each other.
         """
         if len(prompts) != len(seeds):
             raise ValueError(f"{len(prompts)} prompts, {len(seeds)} seeds")
@@ -250,10 +238,7 @@ class VideoPipeline:
         on_begin: OnBegin | None = None,
         on_frame: Callable[[Frame], None] | None = None,
     ) -> Iterator[Video]:
-        """Decode as `stream` does; every video as soon as it is complete, in the order of the prompts.
-
-        `on_frame` gets each frame as soon as it is decoded.
-        """
+        """Decode as `stream` does; every video as soon as it is complete, and to `on_frame` every frame."""
         images: list[list[NDArray[np.uint8]]] = [[] for _ in prompts]
         for frame in self.stream(prompts, seeds, on_step, on_begin=on_begin):
             if on_frame is not None:
@@ -312,7 +297,7 @@ class VideoPipeline:
         watch: Watcher | None,
         on_begin: OnBegin | None,
     ) -> Iterator[Frame]:
-        """The frames of one batch. Raises RequestError for prompts that hold another number of frames than expected."""
+        """The frames of one batch. Raises RequestError for prompts with another number of frames than expected."""
         backend, preset, network = None, self._preset, self.model.network
         if preset is not None:
             from fastcar_fpga import FpgaBackend
