@@ -16,16 +16,14 @@ ARCHITECTURES: list[type[Released]] = [VilaUCheckpoint, IVideoGPTCheckpoint, Cos
 
 
 def released(folder: Path) -> Released | None:
-    """The checkpoint that a folder holds in the format of its authors; None for any other folder."""
+    """The checkpoint of a folder in its authors' format; None for any other folder."""
     return next((kind(folder) for kind in ARCHITECTURES if kind.matches(folder, None)), None)
 
 
 def published(name: str) -> Released | None:
     """What is known of a published model by its short name, without its files; None for any other name."""
-    for kind in ARCHITECTURES:
-        if (spec := kind.published_spec(name)) is not None:
-            return kind(Path(name), name, spec=spec)
-    return None
+    specs = ((kind, kind.published_spec(name)) for kind in ARCHITECTURES)
+    return next((kind(Path(name), name, spec=spec) for kind, spec in specs if spec is not None), None)
 
 
 def architecture_of(spec: Spec) -> type[Released]:
@@ -40,8 +38,5 @@ def spec_class(data: Any) -> type[Spec]:
 
 
 def spec_from_dict(data: dict[str, Any]) -> Spec:
-    """From what `Spec.to_dict` gave, after a round trip through JSON. Raises TypeError or ValueError otherwise.
-
-    Keys that have a default may be missing: older folders do not name them.
-    """
+    """From what `Spec.to_dict` gave, after a round trip through JSON. Raises TypeError or ValueError otherwise."""
     return spec_class(data)(**data)

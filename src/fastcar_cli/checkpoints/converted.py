@@ -1,8 +1,7 @@
 """Folders that `fastcar convert` makes: weights as the kernels read them, mapped from the files and never copied.
 
-config.json says everything that building the network takes; the tensors lie in shards of safetensors under the names
-of `VideoModel`'s parameters; tokenizer.model and added_tokens.json are there where the tokenizer is LLaMA's. The folder
-needs nothing of the model it was made from.
+config.json describes the network; shards of safetensors hold its parameters; the files of LLaMA's tokenizer are there
+where it is used.
 """
 
 from __future__ import annotations
@@ -30,18 +29,21 @@ from fastcar_cli.weights.tensors import Component, Progress
 
 FORMAT = "fastcar-converted"
 VERSION = 1
-"""Version of the folder format and of the packing of weights; a folder of another one is refused."""
+"""Of the folder format and of the packing of weights; another one is refused."""
 
 UNFINISHED = "conversion.json"
-"""File that only a folder has in which a conversion is not done."""
+"""File of a folder whose conversion is not done."""
+
+
+_WEIGHTS = ("blocks", "projector", "depth")
 
 
 @dataclass(frozen=True)
 class Converted:
     """What config.json of a converted folder says.
 
-    `text` is the vocabulary of a `PhraseTokenizer`, None for LLaMA's tokenizer; `source` names the model it was made
-    from (name, digest of its weights, commit), `rounding` how the weights were rounded; `shards` are its files.
+    `text` is the vocabulary of a `PhraseTokenizer`, None for LLaMA's tokenizer; `source` is the model it was made from:
+    name, digest of its weights, commit.
     """
 
     form: WeightFormat
@@ -60,12 +62,8 @@ class Converted:
             "version": VERSION,
             "dtype": form.name,
             "group": GROUP,
-            "weights": {
-                "blocks": form.blocks,
-                "projector": form.projector,
-                "depth": form.depth,
-                "floats": str(form.floats).removeprefix("torch."),
-            },
+            "weights": {part: getattr(form, part) for part in _WEIGHTS}
+            | {"floats": str(form.floats).removeprefix("torch.")},
             "rounding": self.rounding,
             "source": dict(self.source),
             "spec": self.spec.to_dict(),
@@ -78,12 +76,6 @@ class Converted:
 def working_folder(folder: Path) -> Path:
     """Where a conversion works that will become `folder`."""
     return folder.with_name(f"{folder.name}.partial")
-
-
-def _kind(name: str | None) -> str | None:
-    if name is not None and name not in PACKED:
-        raise ValueError(f"weights {name!r}, allowed: {', '.join(PACKED)}")
-    return name
 
 
 def names_of(network: Network) -> list[str]:
@@ -110,14 +102,13 @@ class ConvertedCheckpoint(Checkpoint):
         """What config.json says. Raises RequestError naming file and key, or the version that is needed."""
         file, data = self.folder / "config.json", self.config
         if data.get("version") != VERSION:
-            raise RequestError(
-                f"{self.folder} was converted in version {data.get('version')!r} of the format, "
-                f"this fastcar reads {VERSION}",
-                hint="convert it again: fastcar convert",
-            )
+            said = f"{self.folder} was converted in version {data.get('version')!r} of the format"
+            raise RequestError(f"{said}, this fastcar reads {VERSION}", hint="convert it again: fastcar convert")
         try:
             weights = data["weights"]
-            parts = (_kind(weights[part]) for part in ("blocks", "projector", "depth"))
+            parts = [weights[part] for part in _WEIGHTS]
+            if other := [part for part in parts if part not in (None, *PACKED)]:
+                raise ValueError(f"weights {other[0]!r}, allowed: {', '.join(PACKED)}")
             if data["group"] != GROUP:
                 raise ValueError(f"group {data['group']}, needed {GROUP}")
             return Converted(
@@ -175,16 +166,15 @@ class ConvertedCheckpoint(Checkpoint):
             weights |= _mapped(file, wanted, form.float_of, device)
         for name in names_of(network):
             if name not in weights:
-                raise RequestError(
-                    f"{self.folder} lacks key {name!r} in its weights files", hint="convert the model again"
-                )
+                said = f"{self.folder} lacks key {name!r} in its weights files"
+                raise RequestError(said, hint="convert the model again")
         return weights
 
 
 def _mapped(
     file: Path, wanted: Mapping[str, Tensor], floats: Callable[[str], torch.dtype], device: torch.device
 ) -> dict[str, Tensor]:
-    """The tensors of one shard, on the CPU as views of the mapped file: no byte of theirs is read here."""
+    """The tensors of one shard, on the CPU as views of the mapped file, which is not read yet."""
     if not file.is_file():
         raise RequestError(f"weights file {file} is missing", hint="convert the model again")
     tensors: dict[str, Tensor] = {}
@@ -197,10 +187,8 @@ def _mapped(
                 tensor = f.get_tensor(name)
                 dtype = floats(name) if like.dtype is torch.float32 and not name.endswith(".scale") else like.dtype
                 if tensor.shape != like.shape or tensor.dtype != dtype:
-                    raise RequestError(
-                        f"weights file {file}, key {name!r}: {tensor.dtype} {list(tensor.shape)}, "
-                        f"needed {dtype} {list(like.shape)}"
-                    )
+                    found, needed = f"{tensor.dtype} {list(tensor.shape)}", f"{dtype} {list(like.shape)}"
+                    raise RequestError(f"weights file {file}, key {name!r}: {found}, needed {needed}")
                 tensors[name] = tensor
     except (SafetensorError, OSError, ValueError) as e:
         raise RequestError(f"weights file {file} is damaged: {e}", hint="convert the model again") from None

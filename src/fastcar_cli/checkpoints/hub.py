@@ -1,8 +1,4 @@
-"""Checkpoints on the Hugging Face hub: names, download, and what is there.
-
-The user's cache, token and `HF_HUB_OFFLINE` are huggingface_hub's and hold here; an interrupted
-download resumes where it stopped.
-"""
+"""Checkpoints on the Hugging Face hub: names, download, and what is there; cache and token are huggingface_hub's."""
 
 from __future__ import annotations
 
@@ -44,7 +40,7 @@ def licence(name: str, repository: str) -> str:
 
 
 def repository_of(name: str) -> str | None:
-    """The repository of a short or full name that is known, with or without @REVISION; None for any other."""
+    """The repository of a known short or full name, with or without @REVISION; None for any other."""
     name = name.partition("@")[0]
     return REPOSITORIES.get(name, name if name in REPOSITORIES.values() else None)
 
@@ -57,10 +53,7 @@ def revision_of(name: str) -> str:
 def _unreachable(repository: str, error: Exception) -> RunError:
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-    way_out: Text = (
-        f"run once with a network, or copy the repository {repository} into a folder and give its path as ",
-        Key("model"),
-    )
+    way_out: Text = f"run once with a network, or copy the repository {repository} and give its path as ", Key("model")
     if isinstance(error, GatedRepoError):
         reason = "its terms must be accepted first"
         way_out = f"accept them on https://huggingface.co/{repository}, then run: hf auth login"
@@ -100,10 +93,7 @@ def here(repository: str, revision: str = REVISION) -> bool:
 
 
 def fetch(repository: str, revision: str = REVISION, *, configs_only: bool = False) -> Path:
-    """Folder of a revision of a repository in the user's cache, downloaded where it is not there yet.
-
-    Raises RunError with one sentence where it is neither there nor can be fetched.
-    """
+    """Folder of a revision of a repository in the user's cache, downloaded if need be. Raises RunError."""
     from huggingface_hub import snapshot_download
 
     if repository in COSMOS.values() and not configs_only:

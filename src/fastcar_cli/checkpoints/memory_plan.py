@@ -23,7 +23,6 @@ from fastcar_cli.system.limits import free_memory, require_proc
 BASE = 400 * 2**20
 """Bytes a process with torch holds before any weights (assumed; measured 250 to 400 MiB)."""
 
-
 _SIZES = ("weights", "kv_cache", "replay_cache", "base")
 
 
@@ -46,11 +45,10 @@ def _network(spec: Spec) -> Network:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes by purpose, and the ceiling of what replay can buy.
+    """Bytes by purpose, and the most that replay can speed up decoding where memory bounds it.
 
-    `ceiling` is dense bytes read a step over bytes read when every eligible MLP replays (of the layers
-    with a threshold; of all layers with tau off), the mean over the run: the limit where decoding is
-    bound by memory.
+    `ceiling` is dense bytes read per step over bytes read when every eligible MLP replays (of the layers with a
+    threshold; of all with tau off), the mean over the run.
     """
 
     dtype: str
@@ -130,13 +128,13 @@ class Demand:
     kv_dtype: str = "auto"
 
     def first(self, spec: Spec) -> int:
-        """Tokens of a row that stay floats whatever `kv_dtype`: the prompt's text, or with a window the sinks."""
+        """Tokens of a row that stay floats in any `kv_dtype`: the prompt's text, or with a window the sinks."""
         return self.sinks if self.window else self.prompt_tokens - spec.layout.aligned(self.prompt_tokens)
 
     def bytes_of_kv(self, spec: Spec, itemsize: int, tokens: int) -> int:
-        """Bytes of keys and values of one head for this many tokens of a row, its sinks or prompt among them.
+        """Bytes of keys and values of one head for the first tokens of a row.
 
-        In int8 these and the last ones are floats, the others have a float32 scale each.
+        In int8 the sinks or prompt and the last tokens are floats, the others have a float32 scale each.
         """
         width, floats = spec.decoder.head_dim, tokens
         if self.kv_dtype == "int8":
@@ -171,10 +169,7 @@ PIXEL_COPIES = 8
 
 
 def videos_that_fit(spec: Spec, wanted: int, video: Demand, *, itemsize: int, device: str, replays: bool) -> int:
-    """How many such videos can be decoded at once, at least 1 and at most `wanted`.
-
-    Caches and the pixels of a frame of all of them take at most half of the memory that is free.
-    """
+    """How many such videos to decode at once, 1 to `wanted`: caches and pixels take at most half of free memory."""
     height, width = spec.frame_size
     pixels = PIXEL_COPIES * height * width * spec.frame_spec.channels * itemsize
     one = sum(cache_bytes(spec, itemsize, video, replays=replays)) + pixels
@@ -191,10 +186,7 @@ def make_plan(
     delimiters: bool = False,
     pixel_itemsize: int = 4,
 ) -> MemoryPlan:
-    """The plan of one batch with weights in a format; `replaying` layers may replay.
-
-    `delimiters` says whether tokens that part frames may replay too, `pixel_itemsize` is that of the pixels' dtype.
-    """
+    """The plan of one batch with weights in a format; `replaying` layers may replay, `delimiters` too if true."""
     network = _network(spec)
     size = form.floats.itemsize
     decoder, n = spec.decoder, spec.tokens_per_frame
@@ -235,8 +227,7 @@ def default_dtype(device: str) -> str:
 def choose_dtype(dtype: str, device: str, plans: dict[str, MemoryPlan]) -> str:
     """The dtype of a run: the requested one, else the device's own, or bfloat16 on a CPU where float32 does not fit.
 
-    A converted model has one plan and no choice. Raises RequestError with the arithmetic where it does not fit, for a
-    dtype without a plan, and for bfloat16 on a GPU that lacks it.
+    Raises RequestError where it does not fit, for a dtype without a plan, and for bfloat16 on a GPU that lacks it.
     """
     own = default_dtype(device)
     if dtype not in ("auto", *plans):
@@ -254,17 +245,14 @@ def choose_dtype(dtype: str, device: str, plans: dict[str, MemoryPlan]) -> str:
         for name in ("int8", "bfloat16"):
             if name in plans and plans[name].fits:
                 hint = (Key("dtype"), f" {name} needs {gib(plans[name].needed)}")
-        raise RequestError(
-            f"the model does not fit: {plan.arithmetic()} = {gib(plan.needed)}, "
-            f"{gib(plan.available)} are free on {device}",
-            hint=hint,
-        )
+        said = f"the model does not fit: {plan.arithmetic()} = {gib(plan.needed)}"
+        raise RequestError(f"{said}, {gib(plan.available)} are free on {device}", hint=hint)
     return chosen
 
 
 @contextlib.contextmanager
 def memory_errors(way_out: Text) -> Iterator[None]:
-    """Let what says that memory ran out be a RunError with a way out."""
+    """Turn errors of memory that ran out into RunError with a way out."""
     try:
         yield
     except (MemoryError, RuntimeError) as e:

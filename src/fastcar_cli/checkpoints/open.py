@@ -21,10 +21,7 @@ from fastcar_cli.system.plain_data import parse_json
 
 
 def folder_of(model: str) -> Path:
-    """The folder of a bundled name, a hub name (fetched where it is not in the cache) or a path.
-
-    Raises RequestError where there is none, RunError where it can't be fetched.
-    """
+    """The folder of a bundled name, a hub name (fetched if need be) or a path. Raises RequestError or RunError."""
     if model in BUNDLED:
         return Path(str(resources.files("fastcar_cli"))) / "assets" / model
     repository = repository_of(model)
@@ -52,9 +49,8 @@ def _check_files(folder: Path) -> None:
     """Refuse a folder with pipes or devices, which may never end. Raises RequestError."""
     for file in (*folder.glob("*"), *folder.glob("*/*")):
         if file.exists() and not (file.is_file() or file.is_dir()):
-            raise RequestError(
-                f"the model folder {folder} holds {file.relative_to(folder)}, which is not a regular file"
-            )
+            said = f"the model folder {folder} holds {file.relative_to(folder)}"
+            raise RequestError(f"{said}, which is not a regular file")
 
 
 def public_name(model: str) -> bool:
@@ -73,25 +69,19 @@ def open_folder(folder: Path, name: str | None = None) -> Checkpoint:
 
 
 def open_model(model: str) -> Checkpoint:
-    """The checkpoint of a bundled name, a hub name (fetched where it is not in the cache) or a path.
-
-    Raises as `folder_of` and `open_folder` do.
-    """
+    """The checkpoint of a bundled name, a hub name or a path. Raises as `folder_of` and `open_folder` do."""
     return open_folder(folder_of(model), model if public_name(model) else None)
 
 
 def known(model: str) -> Checkpoint:
-    """The checkpoint as far as it is known before anything is fetched: of a hub name its published shapes.
-
-    Raises as `open_model` does.
-    """
+    """The checkpoint as far as it is known without a download: of a hub name its published shapes."""
     repository = repository_of(model)
     name = next((name for name, known in REPOSITORIES.items() if known == repository), "")
     return published(name) or open_model(model)
 
 
 def spec_of(model: str) -> Spec:
-    """The specification of a model as far as `known` knows it. Raises as that does."""
+    """The specification of a model, see `known`."""
     return known(model).spec
 
 

@@ -204,7 +204,7 @@ class VideoPipeline:
         watch: Watcher | None = None,
         on_begin: OnBegin | None = None,
     ) -> Iterator[Frame]:
-        """Decode one video a prompt, in batches that fit; frame t of all videos of a batch comes as soon as it is decoded.
+        """Decode one video a prompt, in batches that fit; frame t of all videos of a batch comes once it is decoded.
 
         Of a model that continues frames, prompts are `Clip`s (see `clips_of`), and the first frames are those of
         the prompt as the model's tokenizer gives them back. `on_step(done, total)` reports every position, `on_begin`

@@ -1,7 +1,4 @@
-"""Files that appear whole or not at all, and names that two runs never share.
-
-New files are made with the mode 0o666 (folders 0o777), from which the system takes away the user's umask.
-"""
+"""Files that appear whole or not at all, and names that two runs never share."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Plain data from files that anybody may have written: JSON, checked by pydantic.
-
-The types are those of fields of pydantic's dataclasses and models. An error names file, key, value and what is allowed.
-"""
+"""JSON from files that anybody may have written, checked by pydantic; errors name file, key and what is allowed."""
 
 from __future__ import annotations
 
@@ -52,9 +49,9 @@ def _no_number(name: str) -> Any:
 
 
 def parse_json(text: str, *, finite: bool = False) -> Any:
-    """What a JSON text holds, with `finite` neither NaN nor infinity. Raises ValueError for any other text.
+    """What a JSON text holds, with `finite` neither NaN nor infinity.
 
-    Nor may it be nested too deeply, or have half of a surrogate pair, which no file can hold.
+    Raises ValueError for any other text, deep nesting and half of a surrogate pair, which no file can hold.
     """
     try:
         data = json.loads(text, parse_constant=_no_number if finite else None)
@@ -83,10 +80,7 @@ def wrong(file: Path | str, key: str, value: Any, needed: str) -> RequestError:
 
 
 def checked(kind: type[T], data: Any, file: Path | str, key: str = "") -> T:
-    """The data of a file, or what is under a key of it, as a dataclass or model of pydantic; `file` begins an error.
-
-    Raises RequestError for the first value that is missing, unknown or wrong.
-    """
+    """The data of a file, or of a key in it, as a dataclass or model of pydantic. Raises RequestError."""
     try:
         return TypeAdapter(kind).validate_python(data)
     except ValidationError as e:
@@ -105,7 +99,7 @@ def checked(kind: type[T], data: Any, file: Path | str, key: str = "") -> T:
 
 
 def read_checked(kind: type[T], file: Path, data: object = None, *, of: str = "model") -> T:
-    """What a JSON file of a checkpoint holds, or its `data` where they are there already; see `checked`."""
+    """What a JSON file of a checkpoint holds, or its `data` if read already; see `checked`."""
     if data is None:
         data = read_json(file, hint=f"the folder holds no {of} checkpoint")
     return checked(kind, data, file)

@@ -32,10 +32,9 @@ class World(Protocol):
         """Its name."""
 
     def judge(self, video: NDArray[np.uint8], tokens: Sequence[str]) -> dict[str, bool | None]:
-        """Right or wrong for each thing that can be said, given a video [T, H, W, 3] and a completed reading's tokens.
+        """Right or wrong for each thing said by the tokens of a completed reading, of a video [T, H, W, 3]; None: open.
 
-        None for what the reading leaves open. `persists` says whether objects stay what they are, `all_right` joins
-        all.
+        `persists` says whether objects stay what they are, `all_right` joins all.
         """
 
     def unseen_captions(self, count: int, seed: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Signals that stop a run: it ends where it keeps its finished frames, and never within the write of a frame."""
+"""Signals that stop a run: its finished frames stay, and the write of a frame is never cut."""
 
 from __future__ import annotations
 

@@ -31,8 +31,7 @@ _OBJECT_GROUPS = 3
 class PhraseTokenizer:
     """Closed vocabulary: each known phrase is one token, fillers are skipped, the rest is unknown.
 
-    A prompt becomes `<bos>`, padding up to the fixed length, its tokens, `<vi_start>`; every
-    prompt has the same length, so rows of a batch need no mask.
+    A prompt becomes `<bos>`, padding up to the fixed length, its tokens, `<vi_start>`.
     """
 
     vocabulary: Sequence[str]
@@ -73,9 +72,7 @@ class PhraseTokenizer:
     def parse(self, text: str) -> Reading:
         """As `read`, which remembers its results."""
         words = self._arranged(_words(text))
-        tokens: list[str] = []
-        unknown: list[str] = []
-        i = 0
+        tokens, unknown, i = list[str](), list[str](), 0
         while i < len(words):
             for n in range(min(self._longest, len(words) - i), 0, -1):
                 token = self._phrases.get(tuple(words[i : i + n]))
@@ -97,15 +94,11 @@ class PhraseTokenizer:
         return Reading(self.ids_of(tokens), tuple(tokens), tuple(unknown))
 
     def _arranged(self, words: list[str]) -> list[str]:
-        """The words of a prompt in the order in which they are read; one that means nothing there ends OUT_OF_PLACE."""
+        """The words in the order in which they are read; one that means nothing there ends OUT_OF_PLACE."""
         return words
 
     def _ends(self, words: Sequence[str], end: int) -> bool:
-        """Whether a phrase may end before `words[end]`.
-
-        One that ends with "in" may not where that belongs to what follows: "rolls in slowly" holds one, "rolls in front
-        of" and "rolls in the evening" do not.
-        """
+        """Whether a phrase may end before `words[end]`: "rolls in" may before "slowly", not before "front of"."""
         if words[end - 1] != "in" or end == len(words) or words[end] in _AFTER_IN:
             return True
         nexts = (self._phrases.get(tuple(words[end : end + n])) for n in range(1, self._longest + 1))
@@ -114,12 +107,11 @@ class PhraseTokenizer:
     def complete(self, reading: Reading, seed: int) -> Reading:
         """The reading with a value drawn from the seed for each attribute that the prompt leaves open.
 
-        Attributes of the object go before the prompt's own tokens, motion and background after them,
-        in the order of the groups. A reading without any token stays as it is.
+        Attributes of the object go before the prompt's tokens, motion and background after them. A reading without any
+        token stays as it is.
         """
         rng = random.Random(seed)
-        before: list[str] = []
-        after: list[str] = []
+        before, after = list[str](), list[str]()
         for index, values in enumerate(self.groups.values()):
             choice = rng.choice(values)
             if not any(t in values for t in reading.tokens):

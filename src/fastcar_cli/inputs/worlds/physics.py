@@ -22,9 +22,9 @@ GRAVITY = 4
 class Body:
     """What decides a thing's path.
 
-    `x`, `y` in px at frame 0, of the ground under its middle, right and towards the viewer; `vx`, `vy` px a frame;
-    `turn` in steps of 15 degrees, `spin` in steps a frame; `hop` the speed in px a frame with which it leaves the
-    ground; `reach` px from its middle to what touches it; `mass` its weight.
+    `reach`: px from its middle to what touches it; `x`, `y`: px on the ground at frame 0, right and towards the viewer;
+    `vx`, `vy`: px a frame; `turn`: steps of 15 degrees, `spin`: steps a frame; `hop`: px a frame as it leaves the
+    ground.
     """
 
     reach: int
@@ -63,10 +63,7 @@ def contact_distance(reach: int, along_y: bool) -> int:
 
 
 def height(hop: int, t: int) -> int:
-    """Height in px, t frames into an endless row of bounces that leave the ground at speed `hop`.
-
-    The speed changes by `GRAVITY` between frames, so a bounce lasts (2 hop + GRAVITY) / GRAVITY frames.
-    """
+    """Height in px, t frames into endless bounces at speed `hop`, of (2 hop + GRAVITY) / GRAVITY frames each."""
     if not hop:
         return 0
     t %= (2 * hop + GRAVITY) // GRAVITY
@@ -86,12 +83,8 @@ def _collide(a: Body, b: Body, va: int, vb: int) -> tuple[int, int]:
 
 
 def simulate(things: Sequence[Body], pan: int, frames: int) -> tuple[list[list[Pose]], list[Contact]]:
-    """Poses [things][frames] in px of the frame, and the contacts in order of time.
-
-    `pan` is how many px a frame the camera moves to the right.
-    """
-    x = [thing.x for thing in things]
-    y = [thing.y for thing in things]
+    """Poses [things][frames] in px of the frame, and the contacts in order; `pan`: px a frame of the camera."""
+    x, y = [thing.x for thing in things], [thing.y for thing in things]
     v = [[thing.vx, thing.vy] for thing in things]
     paths: list[list[Pose]] = [[] for _ in things]
     contacts: list[Contact] = []

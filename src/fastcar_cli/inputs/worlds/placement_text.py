@@ -39,8 +39,8 @@ class PlacementTokenizer(PhraseTokenizer):
     """Closed vocabulary of things, each of which has looks, and places that no word stands for.
 
     `things` are the tokens that name a thing, `looks` what is said before each of them, `groups` what is said of the
-    whole, of which `usual` values go without saying. `layouts` are placements by signature, see `signature`; `only`
-    has their tokens that belong to some things alone, as a ball that is turned looks like none that was trained on.
+    whole, of which `usual` values go without saying. `layouts` are placements by `signature`; `only` has their tokens
+    that belong to some things alone, as a ball can't be turned.
     """
 
     things: Sequence[str]
@@ -92,7 +92,7 @@ class PlacementTokenizer(PhraseTokenizer):
         return " ".join(said[first:] + said[:first])
 
     def _nearest(self, signature: str) -> list[str] | None:
-        """The words of the nearest signature with a placement; None where it has its own, or none is like it."""
+        """The words of the nearest signature with a placement; None where it has its own or none is near."""
         wanted = signature.split()
         if signature in self.layouts or "thing" not in wanted:
             return None
@@ -129,7 +129,7 @@ class PlacementTokenizer(PhraseTokenizer):
         around: Mapping[str, str],
         placement: Sequence[Sequence[str]],
     ) -> list[str]:
-        """The tokens with `looks` of each thing and what is `around` where they don't say it, and with a placement.
+        """The tokens with `looks` of each thing and what is `around` where they leave it open, and with a placement.
 
         Looks come before their thing in one order, places after it, the camera's tokens last.
         """
@@ -152,8 +152,7 @@ class PlacementTokenizer(PhraseTokenizer):
     def complete(self, reading: Reading, seed: int) -> Reading:
         """The reading with looks, surroundings and a placement drawn from the seed where the prompt leaves them open.
 
-        A prompt without a placement is read as the nearest one with one. One without any token, or with too many,
-        stays as it is.
+        A prompt without a placement is read as the nearest with one; one of no token or too many stays as it is.
         """
         rng = random.Random(seed)
         said = self._planned(reading.tokens)
@@ -169,7 +168,7 @@ class PlacementTokenizer(PhraseTokenizer):
         return Reading(self.ids_of(tokens), tuple(tokens), reading.unknown, tuple(drawn.elements()))
 
     def notices(self, prompt: Prompt, model: str) -> list[str]:
-        """Words the model does not know, and what it draws in place of a scene without a placement.
+        """Words the model does not know, and what it draws instead of a scene without a placement.
 
         Raises RequestError as its base does, and for no thing or too many.
         """
@@ -197,8 +196,5 @@ class PlacementTokenizer(PhraseTokenizer):
 
 
 def phrase_tokenizer(text: Mapping[str, Any], file: Path | str = "text") -> PhraseTokenizer:
-    """The tokenizer of what `to_dict` gives, which is in a file.
-
-    Raises RequestError, KeyError or TypeError for anything else.
-    """
+    """The tokenizer of what `to_dict` gave, from a file. Raises RequestError, KeyError or TypeError."""
     return checked(PlacementTokenizer if "layouts" in text else PhraseTokenizer, text, file, "text")

@@ -19,15 +19,13 @@ class MapSpec:
     """What placements are made of.
 
     Attributes:
-        meanings: what each id of the vocabulary says, as "shape 2" or "across -4"; "" where it says nothing of
-            placements. Kinds are shape, color, material, size; column and row (cells), right and down (steps in the
-            cell), across and along (px a frame), hop, spin, turned (steps of 15 degrees); floor, light, pan (px a
-            frame) and shift (steps).
+        meanings: what each id of the vocabulary says of placements, as "shape 2" or "across -4", or "". Kinds are
+            shape, color, material, size; column and row (cells), right and down (steps in the cell), across and along
+            (px a frame), hop, spin, turned (steps of 15 degrees); floor, light, pan (px a frame) and shift (steps).
         reach: px from a thing's middle to what touches it beside it, by shape and then size.
         mass: its weight, by size.
         shadow: px (right, down) that a shadow moves for each px of height.
-        cell: px of a cell.
-        period: px after which grounds repeat, both ways.
+        cell, period: px of a cell, and after which grounds repeat, both ways.
         hidden: units that join what is known of one object.
 
     """
