@@ -67,7 +67,10 @@ def test_videos_play_together_and_go_round(look: Open, report: Path) -> None:
     _wait(page, f"{number} === 'frame 8 of 8'")
     _wait(page, f"{number} !== 'frame 8 of 8'")
     page.locator("#play").click()
-    _wait(page, "[...document.querySelectorAll('video')].every(v => v.paused)")
+    assert page.locator("#play").inner_text() == "Play"
+    at = page.evaluate(number)
+    page.wait_for_timeout(500)
+    assert page.evaluate(number) == at
 
 
 def test_another_threshold_continues_playing(look: Open, report: Path) -> None:
@@ -76,7 +79,10 @@ def test_another_threshold_continues_playing(look: Open, report: Path) -> None:
     for _ in range(3):
         for name in ("tau 0, gate row", "tau −∞, gate row"):
             page.locator("#pick").get_by_label("Setting").select_option(label=name)
-    _wait(page, "[...document.querySelectorAll('video')].every(v => !v.paused && v.currentTime > 0.2)")
+    number = page.locator("#frame-number").inner_text()
+    _wait(page, f"document.getElementById('frame-number').textContent !== '{number}'")
+    _wait(page, "[...document.querySelectorAll('video')].every(v => v.currentTime > 0.2)")
+    assert page.locator("#play").inner_text() == "Pause"
     assert page.evaluate("PLAYER.cell.tau") == "-inf"
 
 

@@ -54,7 +54,7 @@ function drawChart() {
   }
   for (const p of points) {
     const key = settingKey(p.row), [px, py] = [x.map(p.x), y.map(p.y)], knee = KNEES.has(key), color = colors.get(p) || "var(--s0)";
-    const title = settingText(p.row) + (knee ? " (knee)" : "");
+    const title = knownText(p.row);
     const about = [...COSTS, ...METRICS].map((kind) => `${kind.label} ${kind.show(valueOf(p.row, kind))}`);
     const choose = () => chooseSetting(p.row);
     root.append(s("g", {

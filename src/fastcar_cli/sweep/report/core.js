@@ -60,7 +60,8 @@ const COSTS = [
   { key: "energy_j", label: "Emulated energy (J)", higher: false, show: short },
 ].filter((kind) => SUMMARY.some((row) => has(row[kind.key])));
 const valueOf = (row, kind) => row[kind.key] ?? (dense(row) ? kind.ideal : null);
-const KNEES = new Map((DATA.knee || []).map((knee) => [settingKey(knee), knee]));
+const KNEES = new Set((DATA.knee || []).map(settingKey));
+const knownText = (x) => settingText(x) + (KNEES.has(settingKey(x)) ? " (knee)" : "");
 
 /** The prompt, seed and setting that are looked at; parts register to be called when they change. */
 const STATE = { prompt: null, seed: null, setting: null };

@@ -1,6 +1,6 @@
-/* Dense and replayed videos side by side: one clock, one scrubber, the replay map over the pixels. */
+/* Dense and replayed videos side by side: one frame number for both, one scrubber, the map over the pixels. */
 const FPS = MODEL.fps || 8;
-const PLAYER = { playing: false, wanted: false, heat: true, frame: 0, cell: null, dense: null, run: 0 };
+const PLAYER = { playing: false, heat: true, frame: 0, cell: null, dense: null };
 const VIEW = {};
 
 const framesOf = (cell) => cell?.replay?.map?.length || MODEL.frames || 1;
@@ -13,19 +13,19 @@ function chooseSetting(row) {
 }
 
 function drawPick() {
-  const prompts = [...new Set(CELLS.map((c) => c.prompt))], seeds = [...new Set(CELLS.filter((c) => c.prompt === STATE.prompt).map((c) => c.seed))];
+  const values = (cells, key) => [...new Set(cells.map((c) => c[key]))];
+  const prompts = values(CELLS, "prompt"), seeds = values(CELLS.filter((c) => c.prompt === STATE.prompt), "seed");
   const fields = [
     picker("Prompt", prompts.map((p, i) => [String(i), p]), String(prompts.indexOf(STATE.prompt)), (v) => {
-      const mine = CELLS.filter((c) => c.prompt === prompts[Number(v)]);
-      const { prompt, seed } = mine.find((c) => c.seed === STATE.seed) || mine[0];
+      const mine = CELLS.filter((c) => c.prompt === prompts[v]), { prompt, seed } = mine.find((c) => c.seed === STATE.seed) || mine[0];
       select({ prompt, seed });
     }, "field grow"),
     picker("Seed", seeds.map((x) => [String(x), String(x)]), String(STATE.seed), (v) => select({ seed: seeds.find((x) => String(x) === v) })),
-    picker("Setting", cellsNow().map((c) => [settingKey(c), settingText(c) + (KNEES.has(settingKey(c)) ? " (knee)" : "")]), settingKey(PLAYER.cell), (v) => select({ setting: v })),
+    picker("Setting", cellsNow().map((c) => [settingKey(c), knownText(c)]), settingKey(PLAYER.cell), (v) => select({ setting: v })),
   ];
   const focused = [...at("pick").querySelectorAll("select")].indexOf(document.activeElement);
   at("pick").replaceChildren(...fields);
-  if (focused >= 0) at("pick").querySelectorAll("select")[focused].focus();
+  at("pick").querySelectorAll("select")[focused]?.focus();
 }
 
 function screen(name, color) {
@@ -41,10 +41,10 @@ function buildPlayer() {
   VIEW.b = screen("Replayed", "var(--replay)");
   VIEW.heat = h("canvas", { id: "heat", "aria-hidden": "true" });
   VIEW.b.box.append(VIEW.heat);
-  VIEW.play = h("button", { type: "button", class: "main", id: "play", onclick: () => (PLAYER.playing ? pause() : play()) }, "Play");
-  VIEW.scrub = h("input", { type: "range", id: "scrub", min: 1, value: 1, step: 1, "aria-label": "Frame", oninput: (e) => { pause(); seek(e.target.value - 1); } });
+  VIEW.play = h("button", { type: "button", class: "main", id: "play", onclick: () => play(!PLAYER.playing) }, "Play");
+  VIEW.scrub = h("input", { type: "range", id: "scrub", min: 1, value: 1, step: 1, "aria-label": "Frame", oninput: (e) => { play(false); seek(e.target.value - 1); } });
   VIEW.number = h("output", { id: "frame-number", for: "scrub" });
-  const step = (by, sign, name) => h("button", { type: "button", class: "step", "aria-label": name, onclick: () => { pause(); seek(PLAYER.frame + by); } }, sign);
+  const step = (by, sign, name) => h("button", { type: "button", class: "step", "aria-label": name, onclick: () => { play(false); seek(PLAYER.frame + by); } }, sign);
   const map = h("input", { type: "checkbox", id: "show-heat", checked: true, onchange: (e) => { PLAYER.heat = e.target.checked; drawHeat(); } });
   VIEW.about = h("p", { class: "sub" });
   VIEW.side = h("div", { class: "side", id: "side" });
@@ -52,89 +52,57 @@ function buildPlayer() {
     h("div", { class: "transport" }, VIEW.play, step(-1, "◂", "Frame back"), VIEW.scrub, step(1, "▸", "Frame forward"), VIEW.number),
     h("label", { class: "check" }, map, "Map over the video: replay, or accepted drafts where nothing replays"), VIEW.about), VIEW.side);
   for (const { video, box } of [VIEW.a, VIEW.b]) {
-    video.addEventListener("ended", again);
     video.addEventListener("loadeddata", () => {
       box.style.setProperty("--ratio", `${video.videoWidth} / ${video.videoHeight}`);
-      if (PLAYER.wanted) play(); else seek(PLAYER.frame);
+      seek(PLAYER.frame);
     });
   }
+  setInterval(advance, 1000 / FPS);
 }
 
 const shown = () => [VIEW.a.video, VIEW.b.video].filter((v) => v.getAttribute("src"));
-/** Let both videos run from the frame shown; the first one is the clock. */
-async function play() {
-  const videos = shown();
-  if (!videos.length) return;
-  PLAYER.wanted = true;
-  if (videos.some((v) => v.readyState < 2)) return;
-  if (PLAYER.frame >= framesOf(PLAYER.cell) - 1) seek(0);
-  const run = ++PLAYER.run;
-  PLAYER.playing = true;
-  VIEW.play.textContent = "Pause";
-  try {
-    await Promise.all(videos.map((v) => v.play()));
-    requestAnimationFrame(() => tick(run));
-  } catch {
-    // The browser refused; a promise that broke because another video was chosen meanwhile means nothing.
-    if (run === PLAYER.run) pause();
-  }
+function play(on) {
+  PLAYER.playing = on;
+  VIEW.play.textContent = on ? "Pause" : "Play";
 }
-function pause() {
-  PLAYER.playing = PLAYER.wanted = false;
-  PLAYER.run++;
-  VIEW.play.textContent = "Play";
-  for (const v of shown()) v.pause();
-}
-function again() {
-  if (!PLAYER.playing) return;
-  for (const v of shown()) { v.currentTime = 0; v.play().catch(() => {}); }
-}
+/** Move both videos to a frame; they play by this too, so that they stay together. */
 function seek(frame) {
   PLAYER.frame = Math.max(0, Math.min(framesOf(PLAYER.cell) - 1, Number(frame)));
   for (const v of shown()) v.currentTime = (PLAYER.frame + 0.5) / FPS;
   drawFrame();
 }
-function tick(run) {
-  if (run !== PLAYER.run) return;
-  const [clock, other] = shown();
-  if (other && Math.abs(other.currentTime - clock.currentTime) > 0.6 / FPS && !other.seeking) other.currentTime = clock.currentTime;
-  const frame = Math.min(framesOf(PLAYER.cell) - 1, Math.floor(clock.currentTime * FPS + 1e-3));
-  if (frame !== PLAYER.frame) { PLAYER.frame = frame; drawFrame(); }
-  requestAnimationFrame(() => tick(run));
+/** The next frame while playing, the first after the last, once both videos show this one. */
+function advance() {
+  if (PLAYER.playing && shown().every((v) => v.readyState >= 2 && !v.seeking)) seek((PLAYER.frame + 1) % framesOf(PLAYER.cell));
 }
 
 /** Show a cell on a screen; videos that are not in the page are linked. */
 function load(view, cell) {
-  const data = cell && VIDEOS[cell.id], lost = cell && DATA.report.missing.includes(cell.video);
+  const data = cell && VIDEOS[cell.id];
   view.absent.hidden = Boolean(data);
-  if (data) {
-    if (view.id !== cell.id) view.video.src = `data:video/mp4;base64,${data}`;
-    view.id = cell.id;
-    return;
-  }
-  view.id = null;
+  if (data && view.id !== cell.id) view.video.src = `data:video/mp4;base64,${data}`;
+  view.id = data ? cell.id : null;
+  if (data) return;
   view.video.removeAttribute("src");
   view.video.load();
   const link = () => h("a", { href: cell.video.split("/").map(encodeURIComponent).join("/") }, "Open the file");
-  view.absent.replaceChildren(...(!cell ? ["No such video"] : lost ? [`${cell.video} could not be read`] : ["Not embedded in this page. ", link()]));
+  view.absent.replaceChildren(...(!cell ? ["No such video"]
+    : DATA.report.missing.includes(cell.video) ? [`${cell.video} could not be read`] : ["Not embedded in this page. ", link()]));
 }
 
 function drawPlayer() {
-  const cells = cellsNow(), wanted = PLAYER.playing || PLAYER.wanted, drafts = () => draftsAlone(PLAYER.cell);
-  PLAYER.cell = cells.find((c) => settingKey(c) === STATE.setting) || cells.find((c) => !dense(c)) || cells[0];
-  PLAYER.dense = dense(PLAYER.cell) ? PLAYER.cell : CELLS.find((c) => c.id === PLAYER.cell.reference);
+  const cells = cellsNow(), cell = cells.find((c) => settingKey(c) === STATE.setting) || cells.find((c) => !dense(c)) || cells[0];
+  const name = draftsAlone(cell) ? `Drafts, ${cell.draft}` : dense(cell) ? "Dense, the reference itself" : `Replayed, ${levelText(cell)}`;
+  PLAYER.cell = cell;
+  PLAYER.dense = dense(cell) ? cell : CELLS.find((c) => c.id === cell.reference);
   drawPick();
-  if (PLAYER.playing) pause();
-  PLAYER.wanted = wanted;
-  VIEW.scrub.max = framesOf(PLAYER.cell);
-  VIEW.b.swatch.style.background = `var(${drafts() ? "--dense" : "--replay"})`;
-  VIEW.b.caption.textContent = drafts() ? `Drafts, ${PLAYER.cell.draft}` : dense(PLAYER.cell) ? "Dense, the reference itself" : `Replayed, ${levelText(PLAYER.cell)}`;
+  VIEW.scrub.max = framesOf(cell);
+  VIEW.b.swatch.style.background = `var(${draftsAlone(cell) ? "--dense" : "--replay"})`;
+  VIEW.b.caption.textContent = name;
   load(VIEW.a, PLAYER.dense);
-  load(VIEW.b, PLAYER.cell);
-  PLAYER.frame = Math.min(PLAYER.frame, framesOf(PLAYER.cell) - 1);
-  if (wanted && shown().every((v) => v.readyState >= 2)) play();
+  load(VIEW.b, cell);
   drawSide();
-  drawFrame();
+  seek(PLAYER.frame);
 }
 
 function drawSide() {
