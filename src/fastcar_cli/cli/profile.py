@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from fastcar_cli.cli.flags import check_file, refuse
 from fastcar_cli.cli.options import Accelerator, Flags, Json, a_model, options
 from fastcar_cli.config import choices
-from fastcar_cli.config.run_config import load_config, surroundings
+from fastcar_cli.config.run_config import RunConfig, load_config, surroundings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.system.files import read_text, write_whole
-
-if TYPE_CHECKING:
-    from fastcar_cli.profile.profile_report import ProfileSettings
 
 
 @options("runtime.device", "runtime.threads", "runtime.executor")
@@ -57,11 +54,11 @@ def profile(
 ) -> None:
     """Measure one decode step by context length, or a real run with --decode."""
     from fastcar_cli.checkpoints.open import spec_of
-    from fastcar_cli.profile.profile_report import ProfileSettings, emulated_lengths, ratios
+    from fastcar_cli.profile.profile_report import emulated_lengths, ratios
     from fastcar_cli.profile.profiler import parse_lengths
 
     run = load_config(None, (), flags, surroundings())
-    runtime, model = run.runtime, model or run.model
+    model = model or run.model
     _refuse(ctx, backend, decode, seq, model)
     lengths = [] if decode is not None and seq is None else parse_lengths(seq or _lengths(model))
     earlier = _read(compare) if compare is not None else None
@@ -70,13 +67,10 @@ def profile(
         spec = spec_of(model)
         document = emulated_lengths(spec, model, lengths, rows or (2 if spec.layout.guided else 1), fpga)
     else:
-        chosen = ProfileSettings(
-            *(model, lengths, rows, dtype, runtime.device, runtime.threads, repeats, replay_ratio),
-            executor=runtime.executor,
-        )
-        document = _measured(chosen)
+        measured = run.changed({"model": model, "runtime.dtype": dtype})
+        document = _measured(measured, lengths, rows, repeats, replay_ratio)
     if decode is not None:
-        document["decode"] = _decoded(model, decode, tau, seed, runtime.device, dtype)
+        document["decode"] = _decoded(model, decode, tau, seed, run.runtime.device, dtype)
     if save is not None:
         write_whole(save, json.dumps(document, indent=1) + "\n")
     if earlier is not None:
@@ -117,15 +111,15 @@ def _lengths(model: str) -> str:
     return "2k,4k,8k" if spec.layout.prefix is None else str(spec.decoder.max_positions)
 
 
-def _measured(what: ProfileSettings) -> dict[str, Any]:
+def _measured(run: RunConfig, lengths: list[int], rows: int | None, repeats: int, ratio: float) -> dict[str, Any]:
     from fastcar_cli.cli.render import console, progress
     from fastcar_cli.profile.profile_report import profile_steps
 
-    if not what.lengths:
-        return profile_steps(what, lambda: None)
+    if not lengths:
+        return profile_steps(run, lengths, rows, repeats, ratio, lambda: None)
     with progress(console(), "lengths") as bar:
-        task = bar.add_task("measuring", total=len(what.lengths))
-        return profile_steps(what, lambda: bar.advance(task))
+        task = bar.add_task("measuring", total=len(lengths))
+        return profile_steps(run, lengths, rows, repeats, ratio, lambda: bar.advance(task))
 
 
 def _decoded(model: str, prompt: str, tau: str, seed: int, device: str, dtype: str) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from fastcar_cli.checkpoints.architectures import published
 from fastcar_cli.checkpoints.memory_plan import default_dtype
 from fastcar_cli.checkpoints.open import load, open_model
+from fastcar_cli.config.run_config import RunConfig
 from fastcar_cli.config.tau import OFF, Tau
 from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.executors import native
@@ -39,59 +39,39 @@ WINDOWS = (1, 2, 4, 8, 16)
 """Draft lengths whose passes are timed."""
 
 
-@dataclass(frozen=True)
-class ProfileSettings:
-    """What is measured: steps of `model` at these context lengths.
+def profile_steps(
+    run: RunConfig, lengths: Sequence[int], rows: int | None, repeats: int, ratio: float, on_length: Callable[[], None]
+) -> dict[str, Any]:
+    """Time the machine and steps of a run's model at these context lengths; the document for JSON.
 
-    rows: of the batch; None: those of one video. dtype: auto is the model's own, or the device's usual one.
-    threads: of a CPU; None: all. repeats: timed steps a length and kind. ratio: of the replay that drafts are held
-    against. executor: who runs the steps; auto is what `generate` takes on a CPU, else plain torch.
+    rows: of the batch; None: those of one video. repeats: timed steps a length and kind. ratio: of the replay that
+    drafts are compared with. `on_length` is called after each length. Raises RequestError for a model that can't be
+    timed and a length that is shorter than its prompt.
     """
-
-    model: str
-    lengths: Sequence[int]
-    rows: int | None
-    dtype: str
-    device: str
-    threads: int | None
-    repeats: int
-    ratio: float
-    executor: str = "torch"
-
-
-def profile_steps(settings: ProfileSettings, on_length: Callable[[], None]) -> dict[str, Any]:
-    """Measure the machine and each length, after which `on_length` is called; the document for JSON.
-
-    Raises RequestError for a model that can't be timed and a length that is shorter than its prompt.
-    """
-    device = resolve_device(settings.device)
-    torch.set_num_threads(settings.threads or min(torch.get_num_threads(), cores()))
-    dtype = _own_dtype(settings.model, default_dtype(device)) if settings.dtype == "auto" else settings.dtype
+    model, device, dtype = run.model, resolve_device(run.runtime.device), str(run.runtime.dtype)
+    torch.set_num_threads(run.runtime.threads or min(torch.get_num_threads(), cores()))
+    dtype = _own_dtype(model, default_dtype(device)) if dtype == "auto" else dtype
     machine = measure_machine(torch.device(device), DTYPES[dtype])
-    lengths: list[dict[str, Any]] = []
-    document = {"machine": machine.to_dict(), "model": settings.model, "backend": "torch", "lengths": lengths}
-    if not settings.lengths:
+    done: list[dict[str, Any]] = []
+    document = {"machine": machine.to_dict(), "model": model, "backend": "torch", "lengths": done}
+    if not lengths:
         return document | {"replay": {}}
-    shape, rows = _shape(settings.model, dtype, device, settings.rows, max(settings.lengths))
-    executor, why = _executor(settings.executor, shape)
+    shape, rows = _shape(model, dtype, device, rows, max(lengths))
+    executor, why = _executor(run.runtime.executor, shape)
     layout = shape.spec.layout
     least = 0 if layout.prefix is None else layout.prefix + layout.stride + 2
-    if min(settings.lengths) < least:
-        raise RequestError(
-            f"--seq {min(settings.lengths)}: the prompt of {settings.model} takes {layout.prefix} tokens, "
-            f"the first frame {layout.stride}",
-            allowed=f"{least} or more",
-        )
+    if min(lengths) < least:
+        prompt = f"the prompt of {model} takes {layout.prefix} tokens, the first frame {layout.stride}"
+        raise RequestError(f"--seq {min(lengths)}: {prompt}", allowed=f"{least} or more")
     drafts = []
     vision = vision_seconds(shape.network, max(1, rows // 2) if layout.guided else rows)
-    for seq in settings.lengths:
-        how: dict[str, Any] = {"repeats": settings.repeats, "vision": vision, "executor": executor}
-        lengths.append(profile_length(shape, machine, rows, seq, **how))
-        drafts.append(draft_table(shape, rows, seq, settings.repeats, settings.ratio))
+    for seq in lengths:
+        done.append(profile_length(shape, machine, rows, seq, repeats=repeats, vision=vision, executor=executor))
+        drafts.append(draft_table(shape, rows, seq, repeats, ratio))
         on_length()
     depth = shape.spec.decoder.layers
     return document | {
-        "replay": {"rows": rows, "lengths": [replay_table(x, rows) for x in lengths]},
+        "replay": {"rows": rows, "lengths": [replay_table(x, rows) for x in done]},
         "drafts": [table for table in drafts if table is not None],
         "executor": {"name": executor, "why": why},
         "layers": {"measured": shape.layers, "scaled_to": depth, "random_weights": shape.random},
@@ -198,15 +178,8 @@ def draft_table(shape: Shape, rows: int, seq: int, repeats: int, ratio: float) -
         gains = {"pays_from": cost, "beats_replay_from": replay * cost}
         least = {key: needed(w, gain) if w > 1 else None for key, gain in gains.items()}
         lines.append({"window": w, "ms": seconds * 1e3, "cost": cost, **least})
-    return {
-        "seq": seq,
-        "rows": rows,
-        "kernels": instruction_set(),
-        "replay_ratio": ratio,
-        "replay_speedup": replay,
-        "replayed_ms": replayed * 1e3,
-        "windows": lines,
-    }
+    table = {"seq": seq, "rows": rows, "kernels": instruction_set(), "replay_ratio": ratio, "replay_speedup": replay}
+    return table | {"replayed_ms": replayed * 1e3, "windows": lines}
 
 
 def emulated_lengths(spec: Spec, model: str, lengths: list[int], rows: int, preset: str | None) -> dict[str, Any]:
