@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 
 import pytest
 import torch
 from support.causal_video import TINY
+from support.cosmos import shape
 from support.paths import GOLDEN_LATENTS
 from support.processes import Run
 
+from fastcar_cli.models.checkpoint import empty_network
+from fastcar_cli.models.cosmos.checkpoint import names_of
+from fastcar_cli.models.cosmos.network import Cosmos
 from fastcar_cli.models.cosmos.tokenizer_files import read_tokenizer_spec
-from fastcar_lab.dummy.cosmos import SHAPES, TOKENIZER, Shape, write
+from fastcar_lab.dummy.cosmos import TOKENIZER, shape_of, write
 
+CODES = replace(TINY, levels=(4, 3, 4, 5))
 GOLDEN = {
-    "base": Shape("Cosmos-Predict1-4B", 3, 128, 4, 2, 32, 224),
-    "yarn": Shape("Cosmos-Predict1-12B", 2, 80, 4, 1, 40, 176),
-    "text": Shape("Cosmos-Predict1-5B-Video2World", 2, 96, 6, 2, 16, 160, 40),
+    "base": shape("Cosmos-Predict1-4B", 3, 128, 4, 2, 32, 224, CODES),
+    "yarn": shape("Cosmos-Predict1-12B", 2, 80, 4, 1, 40, 176, CODES),
+    "text": shape("Cosmos-Predict1-5B-Video2World", 2, 96, 6, 2, 16, 160, CODES, 40),
 }
 
 
@@ -32,29 +36,30 @@ def shapes_in(folder: Path) -> dict[str, list[int]]:
 @pytest.mark.parametrize("name", GOLDEN)
 def test_names_and_shapes_are_those_of_the_released_code(name: str, tmp_path: Path) -> None:
     official = json.loads((GOLDEN_LATENTS / "golden.json").read_text())["models"][name]["tensors"]
-    tokenizer = replace(TINY, levels=(4, 3, 4, 5))
-    assert shapes_in(write(tmp_path, GOLDEN[name], tokenizer)) == official
+    assert shapes_in(write(tmp_path, GOLDEN[name])) == official
 
 
 def test_the_tokenizer_lies_beside_the_model(tmp_path: Path) -> None:
-    model = write(tmp_path, GOLDEN["base"], TINY)
-    assert read_tokenizer_spec(model.parent / TOKENIZER) == TINY
+    model = write(tmp_path, GOLDEN["base"])
+    assert read_tokenizer_spec(model.parent / TOKENIZER) == CODES
 
 
 def test_layers_take_the_disk_of_one(tmp_path: Path) -> None:
-    sizes = [
-        (write(tmp_path / str(n), replace(GOLDEN["base"], layers=n), TINY) / "model.pt").stat().st_size for n in (1, 9)
-    ]
+    base = GOLDEN["base"]
+    layers = {n: replace(base, decoder=replace(base.decoder, layers=n)) for n in (1, 9)}
+    sizes = [(write(tmp_path / str(n), spec) / "model.pt").stat().st_size for n, spec in layers.items()]
     assert sizes[1] < 1.5 * sizes[0]
     assert len(shapes_in(tmp_path / "9" / GOLDEN["base"].name)) > 9 * 11
 
 
 @pytest.mark.parametrize(("name", "billions"), [("4b", 4.014), ("12b", 11.561), ("5b", 4.585), ("13b", 13.323)])
 def test_released_shapes_have_the_published_sizes(name: str, billions: float) -> None:
-    shape, codes = SHAPES[name], 64_000
-    layer, ends = (sum(map(prod, shapes.values())) for shapes in (shape.layer(), shape.ends(codes)))
-    extra = shape.ends(codes)["tok_embeddings.weight"][0] - codes
-    assert (layer * shape.layers + ends - extra * shape.width) / 1e9 == pytest.approx(billions, abs=6e-4)
+    spec = shape_of(name)
+    network = empty_network(spec)
+    assert isinstance(network, Cosmos)
+    extra = (spec.decoder.vocab - 64_000) * spec.decoder.width
+    count = sum(network.state_dict()[key].numel() for key in names_of(network).values())
+    assert (count - extra) / 1e9 == pytest.approx(billions, abs=6e-4)
 
 
 @pytest.mark.parametrize(

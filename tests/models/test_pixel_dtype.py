@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.causal_video import TINY
+from support.cosmos import shape
 
 from fastcar_cli.config.run_config import RunConfig
 from fastcar_cli.errors import RequestError
 from fastcar_cli.inputs.prompt import Clip
 from fastcar_cli.pipeline.pipeline import VideoPipeline
-from fastcar_lab.dummy.cosmos import Shape, write
+from fastcar_lab.dummy.cosmos import write
 
 
 def frames_of(model: str, dtype: str) -> tuple[np.ndarray, np.ndarray]:
@@ -26,7 +27,7 @@ def frames_of(model: str, dtype: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_bfloat16_changes_pixels_a_little_and_no_code(tmp_path: Path) -> None:
-    model = str(write(tmp_path, Shape("Cosmos-Predict1-4B", 2, 64, 4, 2, 16, 96), TINY))
+    model = str(write(tmp_path, shape("Cosmos-Predict1-4B", 2, 64, 4, 2, 16, 96, TINY)))
     (codes, frames), (half_codes, half) = (frames_of(model, dtype) for dtype in ("float32", "bfloat16"))
     assert np.array_equal(codes, half_codes)
     assert frames.shape == half.shape == (17, 32, 48, 3)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fastcar_cli.models.cosmos.network import CosmosSpec
+from fastcar_cli.models.cosmos.shapes import FPS, FRAMES, cosmos_decoder
 from fastcar_cli.models.cosmos.tokenizer import CausalVideoSpec
 from fastcar_cli.models.cosmos.tokenizer_blocks import LevelSpec
 from fastcar_lab.dummy import cosmos
@@ -23,4 +25,21 @@ TOKENIZER = CausalVideoSpec(
 
 def write_model(folder: Path, name: str = "Cosmos-Predict1-4B", source: int = 0) -> str:
     """A model of two layers, its tokenizer beside it; `source` is the width of a text's vectors."""
-    return str(cosmos.write(folder, cosmos.Shape(name, 2, 64, 4, 2, 32, 96, source), TOKENIZER))
+    return str(cosmos.write(folder, shape(name, 2, 64, 4, 2, 32, 96, TOKENIZER, source)))
+
+
+def shape(
+    name: str,
+    layers: int,
+    width: int,
+    heads: int,
+    kv_heads: int,
+    head: int,
+    mlp: int,
+    tokenizer: CausalVideoSpec,
+    source: int = 0,
+) -> CosmosSpec:
+    """A model of these sizes; `source` is the width of a text's vectors, 0 of a model without text."""
+    grown = "12B" in name or "13B" in name
+    decoder = cosmos_decoder(width, layers, heads, kv_heads, head, mlp, tokenizer.codes, source, grown)
+    return CosmosSpec(name, FRAMES, FPS, decoder, tokenizer)

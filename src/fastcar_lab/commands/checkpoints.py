@@ -46,11 +46,11 @@ def dummy(
         refuse(ctx, ("size",), f"with --format {format_}", "leave it out")
     if format_ == "cosmos":
         refuse(ctx, ("shards",), "with --format cosmos", "leave it out")
-        one_of("--size", size, cosmos.SHAPES)
-        dtype = dtype or "bfloat16"
-        shape = replace(cosmos.SHAPES[size], layers=layers or cosmos.SHAPES[size].layers)
-        model = cosmos.write(folder, shape, dtype=DTYPES[dtype])
-        typer.echo(f"{model}: {shape.layers} layers of full width in {dtype}, random weights, its tokenizer beside it")
+        one_of("--size", size, cosmos.SIZES)
+        dtype, shape = dtype or "bfloat16", cosmos.shape_of(size)
+        layers = layers or shape.decoder.layers
+        model = cosmos.write(folder, replace(shape, decoder=replace(shape.decoder, layers=layers)), DTYPES[dtype])
+        typer.echo(f"{model}: {layers} layers of full width in {dtype}, random weights, its tokenizer beside it")
         return
     if format_ == "vila-u":
         dtype, layers = dtype or "bfloat16", layers or 2
