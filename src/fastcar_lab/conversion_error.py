@@ -8,7 +8,7 @@ differently hides an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -49,10 +49,6 @@ def errors(measured: Trace, wanted: Trace) -> dict[str, float]:
     }
 
 
-def _emulated(preset: Preset) -> Callable[[Decoder, int], FpgaBackend]:
-    return lambda decoder, rows: FpgaBackend(decoder, preset, rows)
-
-
 def _executor(network: Network) -> str:
     """The executor that `generate` would take: native kernels round inputs too where weights have few bits."""
     return "torch" if obstacle(network) else "native"
@@ -78,7 +74,11 @@ def compare(
         error = errors(trace(loaded, prompts, codes, executor=executor, **options), wanted)
         lines.append({"model": name, "kernels": executor, "bytes": loaded.network.weights_bytes(), **error})
     for preset in presets:
-        error = errors(trace(reference, prompts, codes, **options, backend=_emulated(preset)), wanted)
+
+        def backend(decoder: Decoder, rows: int, preset: Preset = preset) -> FpgaBackend:
+            return FpgaBackend(decoder, preset, rows)
+
+        error = errors(trace(reference, prompts, codes, **options, backend=backend), wanted)
         lines.append({"model": model, "fpga": preset.name, "format": preset.format.kind, **error})
     executor, size = _executor(reference.network), reference.network.weights_bytes()
     error = errors(trace(reference, prompts, codes, kv_dtype="int8", executor=executor, **options), wanted)

@@ -20,7 +20,7 @@ from fastcar_cli.cli.app import main
 from fastcar_cli.cli.render import columns
 from fastcar_cli.kernels import native
 from fastcar_cli.profile.profiler import tokens_of
-from fastcar_lab.bench import drafted, neighbour, window
+from fastcar_lab.bench import neighbour, window
 from fastcar_lab.bench.cases import PROMPT_TOKENS, Benchmark
 from fastcar_lab.bench.contestants import engine, pattern
 from fastcar_lab.bench.measure import contestants, models, pass_bytes
@@ -66,7 +66,7 @@ def test_drafts_are_worth_what_their_passes_cost(monkeypatch: pytest.MonkeyPatch
     spec = tiny_spec(times=4)
     monkeypatch.setattr(Benchmark, "spec", replace(spec, decoder=replace(spec.decoder, layers=32)))
     plan = Benchmark("vila-u-7b", 2, PROMPT_TOKENS + 6, 2, 2, 1, False)
-    result = drafted.measure(plan, [3], 0.5)
+    result = window.measure_drafts(plan, [3], 0.5)
     assert set(result["lines"]) == {"bfloat16", "int8", "int4"} and result["accept"] == 0.5
     for lines in result["lines"].values():
         # Two layers stand for all 32.

@@ -12,9 +12,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -71,26 +70,13 @@ TOY = ModelSpec(
 class Plan:
     """What is checked: bundled models, and passes of layers of some shapes with random weights.
 
-    Attributes:
-        device: cuda, cuda:N, or cpu.
-        models: bundled models that are decoded both ways.
-        drafted: prompts of whole videos with drafts, by model.
-        dtypes: formats of each of them; the last float format is that of shapes, which run in all formats of few bits.
-        shapes: specifications by name.
-        layers: how many layers of each shape are decoded both ways, and run in transformers.
-        most_layers: how many layers of each shape are timed at most.
-        context: tokens that a timed pass attends to.
-        windows: tokens of a row that a dense pass takes; one that replays takes the first and the last.
-        video: tokens of a whole run of each shape whose frames have fewer.
-        draft: that of a whole run with drafts, of which some count as right whatever is drawn.
-        frames: of codes of a video that is decoded with drafts, 0: all.
-        repeats: timed passes of each kind, of which the median counts.
-        tests: whether the test suite's kernels, executors and golden records run too, where this is a checkout.
-        tokens: how many are decoded both ways.
-        workers: processes that compare at the same time.
-        seconds: after which no part begins.
-        only: a pattern that names of parts must match.
-
+    `models` are decoded both ways in all `dtypes`; the last float format is that of `shapes`, which run in all formats
+    of few bits. `drafted` has prompts of whole videos with drafts, by model, of `frames` frames of codes (0: all). Of
+    each shape `layers` layers are decoded both ways, `tokens` tokens, and run in transformers; at most `most_layers`
+    are timed. A timed pass attends to `context` tokens and takes `windows` tokens of a row, one that replays the first
+    and the last of them; the median of `repeats` counts. `video` is the tokens of a whole run of shapes whose frames
+    have fewer, `draft` that of one with drafts. `workers` processes compare at the same time; no part begins after
+    `seconds`, and only those whose names match `only` run. `tests`: those of the suite run too, where there are any.
     """
 
     device: str
@@ -291,24 +277,6 @@ def _outcome(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, 
     return outcome | {"seconds": time.perf_counter() - began}
 
 
-class _Here(Executor):
-    """Runs what it is given at once, where one process is enough."""
-
-    def submit(self, work: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
-        """The future of work that is done."""
-        future: Future[Any] = Future()
-        future.set_result(work(*arguments, **options))
-        return future
-
-
-@contextmanager
-def _pool(plan: Plan) -> Iterator[Callable[..., Future[dict[str, Any]]]]:
-    """Gives what starts a part beside others: several processes compile at the same time."""
-    spawn = multiprocessing.get_context("spawn")
-    with _Here() if plan.workers == 1 else ProcessPoolExecutor(plan.workers, spawn) as pool:
-        yield partial(pool.submit, _outcome)
-
-
 def check(plan: Plan, on_part: Callable[[str, dict[str, Any]], None] = lambda name, result: None) -> dict[str, Any]:
     """Run every part; one that fails is reported with its reason, and the others still run.
 
@@ -340,14 +308,20 @@ def check(plan: Plan, on_part: Callable[[str, dict[str, Any]], None] = lambda na
         for most in (1, plan.windows[-1]):
             jobs[f"{name} in {dtype} equals plain torch, {most} tokens a pass"] = equals_torch, plan, name, dtype, most
     shapes = {name: _Formats(plan, spec) for name, spec in plan.shapes.items()}
-    with _pool(plan) as started:
-        running = {started(*job): name for name, job in jobs.items() if plan.wants(name)}
-        for formats in [*shapes.values()][:1]:
-            # Drawing weights takes seconds, which the other processes need anyhow.
-            _outcome(formats.draw)
-        for done in as_completed(running):
-            broken = done.exception()
-            add(running[done], {"ok": False, "why": str(broken), "seconds": 0.0} if broken else done.result())
+    wanted = {name: job for name, job in jobs.items() if plan.wants(name)}
+    if plan.workers == 1:
+        for name, job in wanted.items():
+            add(name, _outcome(*job))
+    else:
+        # Several processes compile at the same time.
+        with ProcessPoolExecutor(plan.workers, multiprocessing.get_context("spawn")) as pool:
+            running = {pool.submit(_outcome, *job): name for name, job in wanted.items()}
+            for formats in [*shapes.values()][:1]:
+                # Drawing weights takes seconds, which the other processes need anyhow.
+                _outcome(formats.draw)
+            for done in as_completed(running):
+                broken = done.exception()
+                add(running[done], {"ok": False, "why": str(broken), "seconds": 0.0} if broken else done.result())
     for name, formats in shapes.items():
         _timed(plan, name, formats, machine.bandwidth * 1e9, part)
     for name in plan.drafted:

@@ -21,7 +21,7 @@ from fastcar_cli.kernels import native
 from fastcar_cli.models import load
 from fastcar_cli.models.network import Network
 from fastcar_cli.profile.machine import Stream, processor
-from fastcar_cli.profile.profiler import decode_of
+from fastcar_cli.profile.profiler import decode_of, tokens_of
 from fastcar_lab.bench.cases import PROMPT_TOKENS, Benchmark
 from fastcar_lab.bench.few_bits import in_bits
 from fastcar_lab.bench.measure import models, pass_bytes
@@ -147,3 +147,21 @@ def measure(
         "rivals": {rival.name: rival.version for rival in plan.rivals},
         "lines": lines,
     }
+
+
+def measure_drafts(
+    plan: Benchmark, windows: Sequence[int], accept: float, on_progress: Callable[[int, int], None] = lambda *_: None
+) -> dict[str, Any]:
+    """What `measure` says of one token and of these windows, and what drafts bring.
+
+    Each line has besides: `cost`, the pass at the model's full depth and its draws in those of one token;
+    `tokens_per_pass`, where each draft is right with probability `accept`; and `speedup`.
+    """
+    result = measure(plan, list(dict.fromkeys((1, *windows))), on_progress)
+    scale = 1.0 if plan.whole else plan.spec.decoder.layers / plan.layers
+    for by_window in result["lines"].values():
+        whole = {size: line["ms"] * scale + line["draw_ms"] for size, line in by_window.items()}
+        for size, line in by_window.items():
+            cost, tokens = whole[size] / whole[1], tokens_of(size, accept)
+            line |= {"cost": cost, "tokens_per_pass": tokens, "speedup": tokens / cost}
+    return result | {"accept": accept}

@@ -15,7 +15,7 @@ from fastcar_fpga.emulator import Emulator
 from fastcar_fpga.preset import load_preset
 from fastcar_fpga.summary import compare
 from fastcar_lab.claims.accelerator import PRESETS, stretched, workload
-from fastcar_lab.claims.finding import FAILS, HOLDS, PART, Finding, Plot
+from fastcar_lab.claims.finding import FAILS, HOLDS, PART, Finding, Plot, bars
 from fastcar_lab.claims.study import Job, Study
 
 NUMBER, TITLE = 10, "The same redundancy without loss"
@@ -164,9 +164,7 @@ def _same(study: Study) -> list[bool]:
 
 
 def _draw(figure: Any, best: dict[str, dict[str, Any]]) -> None:
-    axes, at = figure.subplots(), np.arange(len(best))
-    for i, (kind, color) in enumerate((("replay", "#ee6677"), ("drafts", "#4477aa"), ("both", "#aa3377"))):
-        axes.bar(at + (i - 1) * 0.27, [b[kind]["speedup"] for b in best.values()], 0.25, color=color, label=kind)
-    axes.set_xticks(at, [name.replace(", ", ",\n") for name in best])
+    axes, colors = figure.subplots(), {"replay": "#ee6677", "drafts": "#4477aa", "both": "#aa3377"}
+    rows = [{kind: of[kind]["speedup"] for kind in colors} for of in best.values()]
+    bars(axes, rows, list(best), {kind: (kind, color) for kind, color in colors.items()})
     axes.set(ylabel="speed-up over dense")
-    axes.legend(frameon=False)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_lab.claims.finding import FAILS, HOLDS, PART, Finding, Plot
-from fastcar_lab.claims.stats import Estimate, by_prompt, estimate
+from fastcar_lab.claims.stats import Estimate, by_prompt, estimate, over_layers
 from fastcar_lab.claims.study import Job, Study
 
 NUMBER, TITLE = 2, "Neighbouring frames' MLP outputs are alike"
@@ -52,10 +52,10 @@ def judge(study: Study) -> Finding:
     by_layer = {kind: [estimate(by_prompt(videos)) for videos in layers] for kind, layers in similarities.items()}
     means = [e.mean for e in by_layer["all"]]
     high = sum(e.low >= LEAST for e in by_layer["all"])
-    mean = estimate(_over_layers(similarities["all"]))
+    mean = estimate(over_layers(similarities["all"]))
     verdict = HOLDS if high == study.layers else PART if mean.mean >= LEAST or high else FAILS
-    still, moved = (estimate(_over_layers(similarities[k])) for k in ("still", "moving"))
-    other = estimate(_over_layers(similarities["elsewhere"]))
+    still, moved = (estimate(over_layers(similarities[k])) for k in ("still", "moving"))
+    other = estimate(over_layers(similarities["elsewhere"]))
     moves_share = estimate(by_prompt(share))
     summary = (
         f"Mean cosine similarity {mean.text()} over layers, {min(means):.3f} to {max(means):.3f} by layer; "
@@ -64,35 +64,21 @@ def judge(study: Study) -> Finding:
     notes = [
         f"A place moves where its pixels change by {MOVES:g} of 255 in the mean; {moves_share.mean:.1%} of them do.",
         f"Two places half a frame apart have {other.text()}: so much of it is the layer's, not the place's.",
-        *study.notes_on_kinds("Similarity", _over_layers(similarities["all"])),
+        *study.notes_on_kinds("Similarity", over_layers(similarities["all"])),
     ]
     return Finding(
-        NUMBER,
-        TITLE,
-        CLAIM,
-        study.model,
-        verdict,
-        summary,
-        mean.videos,
-        mean.prompts,
+        NUMBER, TITLE, CLAIM, study.model, verdict, summary, mean.videos, mean.prompts,
         [_row(layer, {k: by_layer[k][layer] for k in kinds}) for layer in range(study.layers)],
         {"mean": mean.mean, "still": still.mean, "moving": moved.mean, "elsewhere": other.mean, "by_layer": means},
         notes,
         [Plot("similarity", "Cosine similarity of MLP outputs by layer", lambda figure: _draw(figure, by_layer))],
-    )
-
-
-def _over_layers(layers: list[list[tuple[str, float]]]) -> dict[str, list[float]]:
-    """Mean over layers of each video."""
-    prompts = [p for p, _ in layers[0]]
-    values = np.array([[v for _, v in videos] for videos in layers])
-    return by_prompt(list(zip(prompts, values.mean(0).tolist(), strict=True)))
+    )  # fmt: skip
 
 
 def _row(layer: int, kinds: dict[str, Estimate]) -> dict[str, Any]:
     row: dict[str, Any] = {"layer": layer + 1}
     for kind, e in kinds.items():
-        row |= {kind: e.mean, f"{kind}_low": e.low, f"{kind}_high": e.high}
+        row |= e.row(kind)
     return row
 
 

@@ -24,8 +24,8 @@ from torch import nn
 
 from fastcar_cli.models.decoder import Block
 from fastcar_cli.system.extras import need
-from fastcar_lab.claims.finding import FAILS, HOLDS, PART, Finding, Plot
-from fastcar_lab.claims.stats import Estimate, Values, by_kind, by_prompt, estimate, rank_correlation
+from fastcar_lab.claims.finding import FAILS, HOLDS, PART, Finding, Plot, bars
+from fastcar_lab.claims.stats import Estimate, by_kind, by_prompt, estimate, over_layers, rank_correlation
 from fastcar_lab.claims.study import Arrays, Job, Study
 
 NUMBER, TITLE = 3, "TAS bounds the change of the MLP's output"
@@ -82,9 +82,7 @@ def judge(study: Study) -> Finding:
     relative: list[list[tuple[str, float]]] = []
     violated, total = 0, 0
     for layer in range(study.layers):
-        seen = {
-            k: float(max(t[k][layer] for _, t in videos)) for k in ("gate_max", "up_max", "tas_max", "attention_max")
-        }
+        seen = {k: float(max(t[k][layer] for _, t in videos)) for k in LARGEST}
         seen["residual_min"] = float(min(t["residual_min"][layer] for _, t in videos))
         of = constants(blocks[layer], seen)
 
@@ -111,9 +109,7 @@ def judge(study: Study) -> Finding:
             "looseness_of_C_alone": float(np.median(plain[changed] / left[changed])),
             "share_input": float(np.median(inputs * of["C"] / right)),
             "share_tas": float(np.median(term * of["C"] / right)),
-            "rank_correlation": a.mean, "rank_correlation_low": a.low, "rank_correlation_high": a.high,
-            "rank_correlation_relative": r.mean, "rank_correlation_relative_low": r.low,
-            "rank_correlation_relative_high": r.high, **of,
+            **a.row("rank_correlation"), **r.row("rank_correlation_relative"), **of,
         })  # fmt: skip
         kept.append((left, right))
     pooled = estimate(by_prompt([(p, _pooled(t, study.layers, study.frame)) for p, t in videos]))
@@ -141,12 +137,8 @@ def _finding(
     pooled: Estimate,
     counts: tuple[int, int],
 ) -> Finding:
-    def over_layers(layers: list[list[tuple[str, float]]]) -> Values:
-        values = np.nanmean([[v for _, v in videos] for videos in layers], axis=0)
-        return by_prompt(list(zip([p for p, _ in layers[0]], values.tolist(), strict=True)))
-
-    by_video = over_layers(absolute)
-    correlation, scaled = estimate(by_video), estimate(over_layers(relative))
+    by_video = over_layers(absolute, np.nanmean)
+    correlation, scaled = estimate(by_video), estimate(over_layers(relative, np.nanmean))
     means = [row["rank_correlation"] for row in rows]
     with_sign = sum(row["rank_correlation_low"] > 0 for row in rows)
     against = sum(row["rank_correlation_high"] < 0 for row in rows)
@@ -175,7 +167,7 @@ def _finding(
     return Finding(
         NUMBER, TITLE, CLAIM, study.model, verdict, summary, correlation.videos, correlation.prompts, rows,
         {"violated": violated, "tokens": total, "looseness": looseness, "rank_correlation": correlation.mean,
-         "rank_correlation_by_kind": {k: [e.mean, e.low, e.high] for k, e in by_kind(by_video, study.kinds).items()},
+         "rank_correlation_by_kind": {k: e.bounds for k, e in by_kind(by_video, study.kinds).items()},
          "rank_correlation_relative": scaled.mean, "rank_correlation_pooled": pooled.mean, "layers": [{k: r[k] for k in
          ("layer", "C", "L_mlp", "L_norm", "W_G", "W_U", "W_D", "S_G", "S_U", "S", "M", "gamma")} for r in rows]},
         notes, [Plot("bound", "Both sides of the inequality, by layer", lambda figure: _draw(figure, kept)),
@@ -199,13 +191,8 @@ def _draw(figure: Any, kept: list[tuple[NDArray[Any], NDArray[Any]]]) -> None:
 
 
 def _bars(figure: Any, rows: list[dict[str, Any]]) -> None:
-    axes = figure.subplots()
-    for i, key in enumerate(("rank_correlation", "rank_correlation_relative")):
-        means = np.array([r[key] for r in rows])
-        spread = np.array([[m - r[f"{key}_low"], r[f"{key}_high"] - m] for m, r in zip(means, rows, strict=True)]).T
-        x = np.arange(1, len(rows) + 1) + (i - 0.5) * 0.36
-        axes.bar(x, means, 0.34, yerr=np.nan_to_num(spread), label=("change", "relative change")[i])
+    axes, names = figure.subplots(), [str(row["layer"]) for row in rows]
+    kinds = {"rank_correlation": ("change", "C0"), "rank_correlation_relative": ("relative change", "C1")}
+    bars(axes, rows, names, kinds)
     axes.axhline(0, color="0.4", linewidth=1)
     axes.set(xlabel="layer", ylabel="Spearman's rank correlation")
-    axes.set_xticks(range(1, len(rows) + 1))
-    axes.legend(frameon=False)

@@ -62,19 +62,12 @@ def judge(study: Study) -> Finding:
     rows, margins = [], {}
     for name in SCORES:
         a, over = estimate(area[name]), difference(area[DEFAULT], area[name])
-        row: dict[str, Any] = {
-            "score": name,
-            "is": SCORES[name].description,
-            "area": a.mean,
-            "area_low": a.low,
-            "area_high": a.high,
-        }
-        row |= {"tas_more_area": over.mean, "tas_more_area_low": over.low, "tas_more_area_high": over.high}
+        row: dict[str, Any] = {"score": name, "is": SCORES[name].description, **a.row("area")}
+        row |= over.row("tas_more_area")
         mine = values(cells[name], key)
         e, d = estimate(mine), difference(values(cells[DEFAULT], key), mine)
         margins[name] = d
-        row |= {key: e.mean, f"{key}_low": e.low, f"{key}_high": e.high}
-        row |= {f"tas_more_{key}": d.mean, f"tas_more_{key}_low": d.low, f"tas_more_{key}_high": d.high}
+        row |= e.row(key) | d.row(f"tas_more_{key}")
         row |= {"ratio": estimate(values(cells[name], "ratio")).mean}
         rows.append(row)
     verdict, words = _verdict(area, margins)

@@ -36,8 +36,7 @@ def judge(study: Study) -> Finding:
     for name, cells in levels:
         row: dict[str, Any] = {"setting": name, "videos": len(cells)}
         for key in ("ratio", *keys):
-            e = estimate(values(cells, key))
-            row |= {key: e.mean, f"{key}_low": e.low, f"{key}_high": e.high}
+            row |= estimate(values(cells, key)).row(key)
         rows.append(row)
     if len(ratios) < 2:
         return Finding(
@@ -71,7 +70,7 @@ def judge(study: Study) -> Finding:
     first = estimate(values(most, main))
     return Finding(
         NUMBER, TITLE, CLAIM, study.model, verdict, summary, first.videos, first.prompts, rows,
-        {"lost": {k: [e.mean, e.low, e.high] for k, e in lost.items()}, "knee": knee}, notes,
+        {"lost": {k: e.bounds for k, e in lost.items()}, "knee": knee}, notes,
         [Plot("quality", f"{KEYS[main]} over the replay ratio", lambda figure: _draw(figure, rows, main, judged))],
     )  # fmt: skip
 

@@ -102,8 +102,7 @@ def judge(study: Study) -> Finding:
                 e = estimate(quality)
                 rows.append({
                     "frames": frames, "window": window or "off", "ratio": ratio or 0.0,
-                    key: e.mean, f"{key}_low": e.low, f"{key}_high": e.high,
-                    f"{key}_last_frame": float(by_frame[-1]), "u280_s": seconds,
+                    **e.row(key), f"{key}_last_frame": float(by_frame[-1]), "u280_s": seconds,
                 })  # fmt: skip
         for window in _windows(study, frames):
             alone = at[None, window]

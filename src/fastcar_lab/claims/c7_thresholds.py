@@ -67,8 +67,8 @@ def judge(study: Study) -> Finding:
     ]
     return Finding(
         NUMBER, TITLE, CLAIM, study.model, verdict, summary, gap.videos, gap.prompts, rows,
-        {"margins": {f"{r:g}": [m.mean, m.low, m.high] for r, m in zip(ratios, margins, strict=True)},
-         "outer_less_middle": [gap.mean, gap.low, gap.high], "parts": [first, second]}, notes,
+        {"margins": {f"{r:g}": m.bounds for r, m in zip(ratios, margins, strict=True)},
+         "outer_less_middle": gap.bounds, "parts": [first, second]}, notes,
         [Plot("layers", "Replay by layer under one threshold", lambda figure: _draw(figure, one))],
     )  # fmt: skip
 
@@ -76,8 +76,7 @@ def judge(study: Study) -> Finding:
 def _row(name: str, cells: list[dict[str, Any]], key: str) -> dict[str, Any]:
     row: dict[str, Any] = {"setting": name}
     for k in ("ratio", key):
-        e = estimate(values(cells, k))
-        row |= {k: e.mean, f"{k}_low": e.low, f"{k}_high": e.high}
+        row |= estimate(values(cells, k)).row(k)
     layers = np.mean([c["replay"]["by_layer"] for c in cells], axis=0)
     return row | {f"layer_{i}": float(v) for i, v in enumerate(layers, 1)}
 

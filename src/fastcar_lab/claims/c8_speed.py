@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastcar_lab.claims.accelerator import BATCH_PRESETS, ROWS, batches, independent, latency
-from fastcar_lab.claims.finding import FAILS, HOLDS, OPEN, PART, Finding, Plot
+from fastcar_lab.claims.finding import FAILS, HOLDS, OPEN, PART, Finding, Plot, bars
 from fastcar_lab.claims.stats import estimate
 from fastcar_lab.claims.study import MAIN, RATIOS, WINDOWED, Job, Study
 
@@ -50,7 +50,7 @@ def judge(study: Study) -> Finding:
                 sizes.add(bits.shape[1])
             e, d = estimate(speed), estimate(drawn)
             rows.append({
-                "preset": preset, "setting": name, "speedup": e.mean, "speedup_low": e.low, "speedup_high": e.high,
+                "preset": preset, "setting": name, **e.row("speedup"),
                 "independent": d.mean, "published": published, "batches": e.videos, "rows": max(sizes),
                 "ratio": float(np.mean([c["replay"]["ratio"] for c in cells])),
             })  # fmt: skip
@@ -86,14 +86,6 @@ def judge(study: Study) -> Finding:
 
 def _draw(figure: Any, rows: list[dict[str, Any]]) -> None:
     axes = figure.subplots()
-    at = np.arange(len(rows))
-    kinds = (
-        ("speedup", "these runs", "#ee6677"),
-        ("independent", "drawn", "#4477aa"),
-        ("published", "published", "#999999"),
-    )
-    for i, (key, label, color) in enumerate(kinds):
-        axes.bar(at + (i - 1) * 0.27, [r[key] or 0 for r in rows], 0.25, color=color, label=label)
-    axes.set_xticks(at, [r["setting"].replace(", ", ",\n") for r in rows])
+    kinds = {"speedup": ("these runs", "#ee6677"), "independent": ("drawn", "#4477aa")}
+    bars(axes, rows, [r["setting"] for r in rows], kinds | {"published": ("published", "#999999")})
     axes.set(ylabel="speed-up over dense")
-    axes.legend(frameon=False)

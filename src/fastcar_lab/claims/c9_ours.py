@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_cli.errors import RequestError
-from fastcar_lab.claims.finding import FAILS, HOLDS, OPEN, PART, Finding, Plot
+from fastcar_lab.claims.finding import FAILS, HOLDS, OPEN, PART, Finding, Plot, bars
 from fastcar_lab.claims.quality import KEYS, measure, values
 from fastcar_lab.claims.stats import by_prompt, difference, estimate
 from fastcar_lab.claims.study import MAIN, RATIOS, TAUS, Job, Study
@@ -78,7 +78,7 @@ def judge(study: Study) -> Finding:
         both = [_error(study.images(c, name), d) for c, d in zip(study.cells(name, ratio=top), dense, strict=True)]
         prompts = [c["prompt"] for c in study.cells()]
         more = [b - (a + r) for a, r, b in zip(alone, replayed, both, strict=True)]
-        excess = estimate(by_prompt(list(zip(prompts, more, strict=True))))
+        excess = estimate(by_prompt(zip(prompts, more, strict=True)))
         verdicts.append(FAILS if excess.above_zero else HOLDS)
         sums.append(f"{name}: both less the sum {excess.text('+.1f')}")
         rows.append(_row(name, study, alone, both, excess.mean))
@@ -117,25 +117,21 @@ def beside(studies: Sequence[Study], findings: Sequence[Finding]) -> None:
             f" {KEYS[key]} with the own dense video at ratio {ratios[-1]:g}, less that of {first.model}: "
             f"{margin.text('+.4f')}."
         )
-        finding.numbers["less_first_model"] = [margin.mean, margin.low, margin.high]
+        finding.numbers["less_first_model"] = margin.bounds
 
 
 def _row(name: str, study: Study, alone: list[float] | None, both: list[float], excess: float | None) -> dict[str, Any]:
     prompts = [c["prompt"] for c in study.cells()]
-    a = estimate(by_prompt(list(zip(prompts, alone or [0.0] * len(both), strict=True))))
-    b = estimate(by_prompt(list(zip(prompts, both, strict=True))))
+    a = estimate(by_prompt(zip(prompts, alone or [0.0] * len(both), strict=True)))
+    b = estimate(by_prompt(zip(prompts, both, strict=True)))
     return {
-        "format": "full precision" if name == MAIN else name, "alone": a.mean, "alone_low": a.low, "alone_high": a.high,
-        "with_replay": b.mean, "with_replay_low": b.low, "with_replay_high": b.high, "more_than_sum": excess,
+        "format": "full precision" if name == MAIN else name, **a.row("alone"), **b.row("with_replay"),
+        "more_than_sum": excess,
     }  # fmt: skip
 
 
 def _draw(figure: Any, rows: list[dict[str, Any]]) -> None:
-    axes, at = figure.subplots(), np.arange(len(rows))
-    for i, (key, color) in enumerate((("alone", "#4477aa"), ("with_replay", "#ee6677"))):
-        spread = np.array([[r[key] - r[f"{key}_low"], r[f"{key}_high"] - r[key]] for r in rows]).T
-        axes.bar(at + (i - 0.5) * 0.38, [r[key] for r in rows], 0.36, yerr=np.nan_to_num(spread), color=color,
-                 label=key.replace("_", " "))  # fmt: skip
-    axes.set_xticks(at, [r["format"] for r in rows])
+    axes = figure.subplots()
+    kinds = {"alone": ("alone", "#4477aa"), "with_replay": ("with replay", "#ee6677")}
+    bars(axes, rows, [r["format"] for r in rows], kinds)
     axes.set(ylabel="mean squared error")
-    axes.legend(frameon=False)

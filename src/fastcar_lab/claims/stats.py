@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,15 @@ class Estimate:
     def below_zero(self) -> bool:
         """Whether the whole interval lies below zero."""
         return self.high < 0
+
+    @property
+    def bounds(self) -> list[float]:
+        """The mean and its interval."""
+        return [self.mean, self.low, self.high]
+
+    def row(self, key: str) -> dict[str, float]:
+        """The same as cells of a table."""
+        return dict(zip((key, f"{key}_low", f"{key}_high"), self.bounds, strict=True))
 
     def text(self, form: str = ".3f") -> str:
         """For people: 0.812 [0.790, 0.834]."""
@@ -97,12 +107,18 @@ def area_under_curve(scores: Floats, positive: NDArray[np.bool_]) -> float:
     return float((_ranks(scores)[positive].sum() - n * (n + 1) / 2) / (n * m))
 
 
-def by_prompt(videos: Sequence[tuple[str, float]]) -> dict[str, list[float]]:
+def by_prompt(videos: Iterable[tuple[str, float]]) -> dict[str, list[float]]:
     """(prompt, number) pairs as `Values`."""
     values: dict[str, list[float]] = {}
     for prompt, value in videos:
         values.setdefault(prompt, []).append(float(value))
     return values
+
+
+def over_layers(layers: Sequence[Sequence[tuple[str, float]]], mean: Callable[..., Any] = np.mean) -> Values:
+    """The mean over layers of each video, given (prompt, number) of the videos by layer."""
+    values = mean([[v for _, v in videos] for videos in layers], axis=0)
+    return by_prompt(zip([p for p, _ in layers[0]], values.tolist(), strict=True))
 
 
 def by_kind(values: Values, kinds: Mapping[str, str]) -> dict[str, Estimate]:

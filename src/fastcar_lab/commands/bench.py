@@ -258,7 +258,7 @@ def bench(
     from fastcar_cli.cli.render import Results
     from fastcar_cli.pipeline.resolve import resolve_device
     from fastcar_cli.profile.profiler import parse_lengths
-    from fastcar_lab.bench import drafted, neighbour
+    from fastcar_lab.bench import neighbour
     from fastcar_lab.bench import window as several
     from fastcar_lab.bench.cases import SHAPES as LARGE
     from fastcar_lab.bench.cases import Benchmark, check
@@ -338,7 +338,7 @@ def bench(
         refuse(ctx, ("device", "compiled", "generate"), "with --window or --draft", "leave it out")
         if drafts:
             refuse(ctx, tuple(RIVALS), "with --draft", "leave it out")
-            work = partial(drafted.measure, windows=drafts, accept=accepted[0])
+            work = partial(several.measure_drafts, windows=drafts, accept=accepted[0])
         else:
             work = partial(several.measure, windows=parse_lengths(window or "", "window"))
     else:

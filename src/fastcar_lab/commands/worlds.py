@@ -63,7 +63,7 @@ def contact_sheet(
     debug: Debug = False,
 ) -> None:
     """Draw videos of captions that training left out on one sheet; those that the analyser judges wrong are marked."""
-    from fastcar_lab.figures.contact_sheet import contact_sheet as draw
+    from fastcar_lab.figures.showcase import contact_sheet as draw
 
     wrong = draw(output, model, tau, count, seed)
     typer.echo(f"{output}: {count} videos, {wrong} of them wrong")
@@ -138,7 +138,7 @@ def replay_plot(
 ) -> None:
     """Draw what training for replay buys: fidelity and PSNR over the replay ratio."""
     from fastcar_cli.system.plain_data import parse_json
-    from fastcar_lab.figures.replay_plot import draw_plot
+    from fastcar_lab.figures.curves import draw_plot
 
     documents = []
     for file in (before, after):

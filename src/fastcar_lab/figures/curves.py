@@ -1,6 +1,10 @@
 """`fastcar lab curves SWEEP [SWEEP ...] -o DIR`: quality over the replay ratio, sweeps side by side.
 
-Writes `curves.csv` and `curves.md`, a line a setting with 95 % intervals, and a plot, a curve a sweep and window.
+`fastcar lab replay-plot before.json after.json -o plot.png`: what training for replay buys, of two files that
+`fastcar lab evaluate --tau "off;..."` printed.
+
+The first writes `curves.csv` and `curves.md`, a line a setting with 95 % intervals, and a plot, a curve a sweep and
+window.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from fastcar_cli.sweep.results import SETTING, dense_line
 from fastcar_cli.system.files import csv_of, write_whole
 from fastcar_lab.claims.quality import EQUAL, KEYS, values
 from fastcar_lab.claims.stats import Estimate, estimate
-from fastcar_lab.common import drawn
+from fastcar_lab.common import drawn, pyplot
 
 FORMS = {"replayed": ".3f", "psnr_db": ".1f", "temporal": ".2f", "right": ".2f"}
 """How numbers are printed; others have three digits behind the point."""
@@ -62,7 +66,7 @@ def _flat(line: dict[str, Any]) -> dict[str, Any]:
         if _equal(line, key):
             row |= {key: None, f"{key}_low": None, f"{key}_high": None, "videos": value.videos}
         elif isinstance(value, Estimate):
-            row |= {key: value.mean, f"{key}_low": value.low, f"{key}_high": value.high, "videos": value.videos}
+            row |= value.row(key) | {"videos": value.videos}
         else:
             row[key] = value
     return row
@@ -110,3 +114,38 @@ def _draw(figure: Any, lines: Sequence[dict[str, Any]]) -> None:
         axes.set(xlabel="replay ratio", ylabel=KEYS[key])
     grid[-1].set_ylim(bottom=0)
     grid[0].legend(frameon=False, fontsize=8)
+
+
+IDENTICAL = 80.0
+"""Height in dB at which videos without any difference are drawn."""
+
+
+def draw_plot(file: Path, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Draw both curves, a point a threshold."""
+    plt = pyplot("a plot")
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for document, label, color in ((before, "before", "#ee6677"), (after, "after the replay stage", "#4477aa")):
+        rows = sorted(document["fidelity"], key=lambda r: r["replay"]["eligible_ratio"])
+        ratio = [100 * r["replay"]["eligible_ratio"] for r in rows]
+        left.plot(ratio, [100 * r["right"]["all"] for r in rows], marker="o", color=color, label=label)
+        replayed = [(x, r.get("psnr_db")) for x, r in zip(ratio, rows, strict=True) if r["tau"] != "off"]
+        right.plot(
+            [x for x, _ in replayed],
+            [IDENTICAL if db is None else db for _, db in replayed],
+            marker="o",
+            color=color,
+            label=label,
+        )
+        for i, (x, r) in enumerate(zip(ratio, rows, strict=True)):
+            # Neighbours may lie close together: their labels take turns above and below.
+            offset = (-3, 6) if i % 2 else (-3, -14)
+            left.annotate(r["tau"], (x, 100 * r["right"]["all"]), textcoords="offset points", xytext=offset, fontsize=8)
+    left.set(xlabel="eligible MLPs replayed (%)", ylabel="videos all right (%)", ylim=(0, 108))
+    right.set(xlabel="eligible MLPs replayed (%)", ylabel="PSNR against the dense video (dB)", xlim=left.get_xlim())
+    ticks = [20, 30, 40, 50, 60, 70, IDENTICAL]
+    right.set_yticks(ticks, [*map(str, ticks[:-1]), "identical"])
+    left.legend(frameon=False, loc="lower left")
+    figure.suptitle("Fidelity and similarity to the dense video over replay; labels: tau")
+    figure.savefig(file, dpi=120)
+    plt.close(figure)

@@ -6,6 +6,7 @@ import random
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from fastcar_cli.inputs.worlds.physics import STEP, contact_distance
 from fastcar_lab.worlds.table.ground import PERIOD
@@ -35,6 +36,9 @@ HOPS = (10, 14)
 _TRIES = 4000
 _APART = 36
 """Pixels between things at first, right or down."""
+
+Story = Callable[[random.Random], tuple[Thing, ...]]
+"""Draws the objects of a scene."""
 
 
 def _even(rng: random.Random, low: int, high: int) -> int:
@@ -69,10 +73,6 @@ def _moving(rng: random.Random, thing: Thing) -> Thing:
     if vy:
         return replace(thing, vx=vx * rng.choice((2, 4)), vy=vy * 2)
     return replace(thing, vx=vx * rng.choice((2, 4, 6)))
-
-
-def _alone(rng: random.Random) -> tuple[Thing, ...]:
-    return (_busy(rng, still=0.15),)
 
 
 def _enter(rng: random.Random) -> tuple[Thing, ...]:
@@ -111,18 +111,6 @@ def _pass(rng: random.Random, way: int) -> tuple[Thing, ...]:
     return replace(a, x=start, y=y, vx=side * speed), b
 
 
-def _front(rng: random.Random) -> tuple[Thing, ...]:
-    return _pass(rng, 1)
-
-
-def _behind(rng: random.Random) -> tuple[Thing, ...]:
-    return _pass(rng, -1)
-
-
-def _apart(rng: random.Random) -> tuple[Thing, ...]:
-    return _busy(rng, still=0.4), _busy(rng, still=0.6)
-
-
 def _chain(rng: random.Random) -> tuple[Thing, ...]:
     """The first hits the second, and that the third behind it in the same row."""
     a, b, c = (replace(standing(rng), turn=0) for _ in range(3))
@@ -134,14 +122,19 @@ def _chain(rng: random.Random) -> tuple[Thing, ...]:
     return replace(a, vx=way * speed), replace(b, x=x_b, y=a.y), replace(c, x=x_c, y=a.y)
 
 
-def _with_bystander(
-    story: Callable[[random.Random], tuple[Thing, ...]],
-) -> Callable[[random.Random], tuple[Thing, ...]]:
+def _with_bystander(story: Story) -> Story:
     return lambda rng: (*story(rng), standing(rng))
 
 
-STORIES: dict[str, tuple[float, Callable[[random.Random], tuple[Thing, ...]]]] = {
-    "alone": (0.32, _alone),
+_front, _behind = partial(_pass, way=1), partial(_pass, way=-1)
+
+
+def _apart(rng: random.Random) -> tuple[Thing, ...]:
+    return _busy(rng, still=0.4), _busy(rng, still=0.6)
+
+
+STORIES: dict[str, tuple[float, Story]] = {
+    "alone": (0.32, lambda rng: (_busy(rng, still=0.15),)),
     "enter": (0.05, _enter),
     "leave": (0.05, _leave),
     "hit": (0.17, _hit),
