@@ -1,10 +1,10 @@
-"""What rooms of the laboratory share: the checkout they run from, pipelines of models, and plots."""
+"""What rooms of the laboratory share: the checkout they run from, pipelines of models, tables and plots."""
 
 from __future__ import annotations
 
 import io
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,12 @@ def pipeline_of(model: str, keys: Sequence[str] = (), **flags: Any) -> VideoPipe
     """A model with these settings: keys as `--set` has them, then flags with __ for a point."""
     named = {key.replace("__", "."): value for key, value in flags.items()}
     return VideoPipeline.from_config(load_config(None, list(keys), {"model": model, **named}))
+
+
+def markdown(names: Sequence[str], rows: Iterable[Iterable[object]]) -> list[str]:
+    """Lines of a table."""
+    lines = (f"| {' | '.join(map(str, row))} |" for row in rows)
+    return [f"| {' | '.join(names)} |", "|" + "---|" * len(names), *lines]
 
 
 def pyplot(what: str) -> Any:

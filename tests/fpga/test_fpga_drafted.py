@@ -14,18 +14,19 @@ from support.paths import ROOT
 from support.processes import Run
 
 from fastcar_cli.models.vila_u.shapes import full_spec
+from fastcar_cli.profile.profiler import tokens_of
 from fastcar_fpga.emulator import Emulator
 from fastcar_fpga.preset import load_preset
 from fastcar_fpga.workload import workload_of
-from fastcar_lab.accelerator.drafted import CURVE, MEASURED, WINDOWS, emulate_drafts, expected
+from fastcar_lab.accelerator.drafted import CURVE, MEASURED, WINDOWS, emulate_drafts
 
 
 @given(acceptance=st.floats(0.05, 0.95), window=st.integers(1, 16), seed=st.integers(0, 99))
 def test_expected_tokens_are_the_mean_of_what_passes_accept(acceptance: float, window: int, seed: int) -> None:
-    assert expected(acceptance, window) == pytest.approx((1 - acceptance**window) / (1 - acceptance))
+    assert tokens_of(window, acceptance) == pytest.approx((1 - acceptance**window) / (1 - acceptance))
     right = np.random.default_rng(seed).random((4000, window - 1)) < acceptance
     accepted = 1 + right.cumprod(1).sum(1)
-    assert accepted.mean() == pytest.approx(expected(acceptance, window), abs=6 * accepted.std() / 4000**0.5 + 1e-9)
+    assert accepted.mean() == pytest.approx(tokens_of(window, acceptance), abs=6 * accepted.std() / 4000**0.5 + 1e-9)
 
 
 def test_without_drafts_a_token_costs_what_a_run_says() -> None:

@@ -18,8 +18,8 @@ from fastcar_lab.worlds import shares
 from fastcar_lab.worlds.mini.analyser import analyse, judge, wanted_of
 from fastcar_lab.worlds.mini.captions import caption
 from fastcar_lab.worlds.mini.hyperparameters import mini_tokenizer
-from fastcar_lab.worlds.mini.patches import build_dictionary, image
-from fastcar_lab.worlds.mini.render import background, coverage, place, render, template
+from fastcar_lab.worlds.mini.patches import build_dictionary
+from fastcar_lab.worlds.mini.render import background, coverage, image, place, render, template
 from fastcar_lab.worlds.mini.scene import (
     ATTRIBUTES,
     COLORS,

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_cli.models.vila_u.shapes import full_spec
+from fastcar_cli.profile.profiler import tokens_of
 from fastcar_fpga.emulator import Emulator
 from fastcar_fpga.layer import INDEX_BITS
 from fastcar_fpga.preset import Preset
@@ -35,17 +36,12 @@ MEASURED: dict[str, dict[int, tuple[float, float]]] = {
 """Tokens a pass of the bundled models in the first frame and after it, by window (docs/data/fpga.md)."""
 
 
-def expected(acceptance: float, window: int) -> float:
-    """Tokens a pass where every draft is right with the same chance, whatever the others are."""
-    return sum(acceptance**draft for draft in range(window))
-
-
 def curves() -> Iterator[tuple[str, dict[int, float]]]:
     """Tokens a pass by window: over FRAMES frames as the bundled models accept, and by acceptance."""
     for model, by_window in MEASURED.items():
         yield model, {w: FRAMES / (1 / first + (FRAMES - 1) / later) for w, (first, later) in by_window.items()}
     for acceptance in CURVE:
-        yield f"{acceptance:g}", {w: expected(acceptance, w) for w in WINDOWS}
+        yield f"{acceptance:g}", {w: tokens_of(w, acceptance) for w in WINDOWS}
 
 
 def _pass(emulator: Emulator, window: int, replay: NDArray[np.float64] | None) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from fastcar_fpga.device import Constant
 from fastcar_fpga.memory import ReadStream, load_part, share
 from fastcar_fpga.preset import load_preset
 from fastcar_lab.accelerator.predicted import POINTS, UNKNOWN, points_of, predict
+from fastcar_lab.common import markdown
 
 Next = Literal["groups", "rows", "bank", "apart", "meet"]
 """Where the next burst lies: the orders of memory.py; a row after the other of one bank; two streams with bank groups
@@ -22,28 +23,21 @@ in turn, a request of 512 bytes each, in banks behind each other (apart), or in 
 _REQUEST, _FAR = 512, 2**10
 """Bytes of a request of one of two streams, and rows of a bank between them."""
 
-STREAMS: tuple[tuple[str, Next, float | None, str], ...] = (
-    ("DDR4-1600", "bank", None, ""),
-    ("DDR4-1600", "rows", None, ""),
-    ("DDR4-1600", "groups", None, ""),
-    ("DDR4-1866", "bank", None, ""),
-    ("DDR4-1866", "rows", None, ""),
-    ("DDR4-1866", "groups", None, ""),
-    ("DDR4-2133", "rows", None, ""),
-    ("DDR4-2133", "groups", None, ""),
-    ("DDR4-2400", "bank", None, ""),
-    ("DDR4-2400", "rows", None, ""),
-    ("DDR4-2400", "groups", 0.9375, "36 of 38.4 GB/s, Shuhai on a U280 (FCCM 20)"),
-    ("DDR4-2400", "apart", None, ""),
-    ("DDR4-2400", "meet", None, ""),
-    ("DDR4-2666", "bank", None, ""),
-    ("DDR4-2666", "rows", 0.54, "simple row-bank-column mapping (AMD PG313)"),
-    ("DDR4-2666", "groups", 0.95, "mapping with bank groups in turn (AMD PG313)"),
-    ("HBM2-1800", "rows", None, ""),
-    ("HBM2-1800", "groups", 425 / 460.8, "425 of 460.8 GB/s, Shuhai on a U280 (FCCM 20)"),
-    ("HBM2-1800", "apart", None, ""),
-    ("HBM2-1800", "meet", None, ""),
-)
+STREAMS: dict[str, tuple[Next, ...]] = {
+    "DDR4-1600": ("bank", "rows", "groups"),
+    "DDR4-1866": ("bank", "rows", "groups"),
+    "DDR4-2133": ("rows", "groups"),
+    "DDR4-2400": ("bank", "rows", "groups", "apart", "meet"),
+    "DDR4-2666": ("bank", "rows", "groups"),
+    "HBM2-1800": ("rows", "groups", "apart", "meet"),
+}
+PUBLISHED: dict[tuple[str, Next], tuple[float, str]] = {
+    ("DDR4-2400", "groups"): (0.9375, "36 of 38.4 GB/s, Shuhai on a U280 (FCCM 20)"),
+    ("DDR4-2666", "rows"): (0.54, "simple row-bank-column mapping (AMD PG313)"),
+    ("DDR4-2666", "groups"): (0.95, "mapping with bank groups in turn (AMD PG313)"),
+    ("HBM2-1800", "groups"): (425 / 460.8, "425 of 460.8 GB/s, Shuhai on a U280 (FCCM 20)"),
+}
+"""Shares of the peak, with their sources."""
 
 
 def closed(name: str, order: Next) -> float:
@@ -79,8 +73,10 @@ def stream_share(name: str, order: Next) -> float:
 
 def streams() -> Iterator[list[Any]]:
     """Rows of the memory's table: part, order, emulated share, by formula, published, source."""
-    for name, order, published, source in STREAMS:
-        yield [name, order, stream_share(name, order), closed(name, order), published, source]
+    for name, orders in STREAMS.items():
+        for order in orders:
+            published = PUBLISHED.get((name, order), (None, ""))
+            yield [name, order, stream_share(name, order), closed(name, order), *published]
 
 
 def _number(value: float | None, form: str = ".1f") -> str:
@@ -116,11 +112,8 @@ def page(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield ""
     yield "## Decode speed and power"
     yield ""
-    yield (
-        "| work | preset | model | context | tok/s predicted | range | published | error | in range | of peak | W | "
-        "published | error | fitted |"
-    )
-    yield "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"
+    names = ["work", "preset", "model", "context", "tok/s predicted", "range", "published", "error", "in range"]
+    speeds = []
     for r in rows:
         held = "held out" if r["held_out"] else None
         fits = ", ".join(f"`{name}`" for name in r["fitted"]) or "-"
@@ -129,7 +122,8 @@ def page(rows: list[dict[str, Any]]) -> Iterator[str]:
         cells += [_range(r), held or _number(r["published_tokens_per_s"], "g")]
         cells += [_number(r["error"], "+.0%") if r["beyond"] or not r["fitted"] else "-"]
         cells += [_inside(r), f"{r['share_of_peak']:.0%}", _number(watts[0]), held or _number(watts[1], "g")]
-        yield f"| {' | '.join(str(cell) for cell in [*cells, _number(watts[2], '+.0%'), fits])} |"
+        speeds.append([*cells, _number(watts[2], "+.0%"), fits])
+    yield from markdown([*names, "of peak", "W", "published", "error", "fitted"], speeds)
     yield ""
     known = [r for r in rows if r["error"] is not None and not r["fitted"]]
     taken = (f"{r['work']} {r['share_of_peak'] / (1 + r['error']):.0%}" for r in known)
@@ -143,9 +137,7 @@ def page(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield ""
     yield from (f"- {name}: {text}" for name, text in UNKNOWN.items())
     yield ""
-    yield "| work | not published |"
-    yield "|---|---|"
-    yield from (f"| {work} | {unknown} |" for work, unknown in _said(rows, "unknown").items())
+    yield from markdown(["work", "not published"], _said(rows, "unknown").items())
     yield ""
     yield "No prediction, or more than 15 % off, and why:"
     yield ""
@@ -155,28 +147,24 @@ def page(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield ""
     yield "No preset has these values: what is not published, and what a design's authors assume."
     yield ""
-    yield "| work | changed | tok/s predicted | error |"
-    yield "|---|---|---|---|"
-    for cells in changed():
-        yield f"| {' | '.join(cells)} |"
+    yield from markdown(["work", "changed", "tok/s predicted", "error"], changed())
     yield ""
     yield "## Time to the first token"
     yield ""
-    yield "| work | tokens in | ms predicted | published | error |"
-    yield "|---|---|---|---|---|"
-    for r in rows:
-        for f in r["first_token"]:
-            yield (
-                f"| {r['work']} | {f['tokens']} | {f['predicted_ms']:.1f} | {_number(f['published_ms'])} | "
-                f"{_number(f['error'], '+.0%')} |"
-            )
+    first = (
+        (r["work"], f["tokens"], f"{f['predicted_ms']:.1f}", _number(f["published_ms"]), _number(f["error"], "+.0%"))
+        for r in rows
+        for f in r["first_token"]
+    )
+    yield from markdown(["work", "tokens in", "ms predicted", "published", "error"], first)
     yield ""
     yield "## Streams of one channel"
     yield ""
-    yield "| part | next burst | share of the peak | by formula | published | source |"
-    yield "|---|---|---|---|---|---|"
-    for name, order, emulated, formula, published, source in streams():
-        yield f"| {name} | {order} | {emulated:.1%} | {formula:.1%} | {_number(published, '.1%')} | {source} |"
+    shares = (
+        (name, order, f"{emulated:.1%}", f"{formula:.1%}", _number(published, ".1%"), source)
+        for name, order, emulated, formula, published, source in streams()
+    )
+    yield from markdown(["part", "next burst", "share of the peak", "by formula", "published", "source"], shares)
 
 
 def _mhz(value: float, source: str) -> dict[str, Constant]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastcar_cli.weights.formats import PACKED
+from fastcar_lab.common import markdown
 
 GPT_FAST = "gpt-fast, LLaMA-7B in bfloat16, one row, A100 80 GB: 104.9 tokens/s, 1,397 GB/s"
 """What its README reports (pytorch-labs/gpt-fast, Nov 2023): 68 % of the card's 2,039 GB/s."""
@@ -34,15 +35,12 @@ def bars(result: dict[str, Any]) -> list[tuple[str, float, bool]]:
 
 
 def _drafts_table(lines: Sequence[dict[str, Any]]) -> list[str]:
-    rows = [
-        "| window | tokens a pass | ms a token | times as fast | videos equal | codes that differ |",
-        "|---" * 6 + "|",
-    ]
-    for line in lines:
-        cells = [str(line["window"]), f"{line['tokens_per_pass']:.2f}", f"{line['ms']:.3f}", f"{line['times']:.2f}"]
-        cells += [str(line["equal"]), f"{line['differing']:.1%}"]
-        rows.append(f"| {' | '.join(cells)} |")
-    return rows
+    names = ["window", "tokens a pass", "ms a token", "times as fast", "videos equal", "codes that differ"]
+    return markdown(names, (
+        (x["window"], f"{x['tokens_per_pass']:.2f}", f"{x['ms']:.3f}", f"{x['times']:.2f}", x["equal"],
+         f"{x['differing']:.1%}")
+        for x in lines
+    ))  # fmt: skip
 
 
 def page(result: dict[str, Any]) -> str:
@@ -54,9 +52,8 @@ def page(result: dict[str, Any]) -> str:
         f"torch {machine['torch']}, Python {machine['python']}, commit {result['commit'] or 'unknown'}; memory gives "
         f"{result['bandwidth_gb_s']:.0f} GB/s. To compare: {GPT_FAST}.",
         "",
-        "| part | result | seconds |",
-        "|---|---|---|",
     ]
+    results = []
     words = {True: "passed", False: "failed", None: "not run"}
     for name, outcome in parts.items():
         why = outcome.get("why") or outcome.get("summary")
@@ -66,24 +63,21 @@ def page(result: dict[str, Any]) -> str:
             why += f", pixels in {outcome['pixels_s']:.2f} s"
         elif "ms" in outcome:
             why = f"{outcome['ms']:.3f} ms a pass of {outcome['layers']} layers"
-        lines.append(f"| {name} | {words[outcome['ok']]}{': ' + why if why else ''} | {outcome['seconds']:.1f} |")
+        results.append((name, f"{words[outcome['ok']]}{': ' + why if why else ''}", f"{outcome['seconds']:.1f}"))
+    lines += markdown(["part", "result", "seconds"], results)
     if reached := bars(result):
-        lines += ["", "| two rows | reached | |", "|---|---|---|"]
-        lines += [f"| {text} | {value:.2f} | {'yes' if enough else 'no'} |" for text, value, enough in reached]
+        cells = ((text, f"{value:.2f}", "yes" if enough else "no") for text, value, enough in reached)
+        lines += ["", *markdown(["two rows", "reached", ""], cells)]
     for name, outcome in parts.items():
         if "videos" in outcome:
             lines += ["", f"## {name}, {outcome['videos']} videos", "", *_drafts_table(outcome["lines"])]
         if "layers" not in outcome or "lines" not in outcome:
             continue
-        lines += [
-            "",
-            f"## {name}, {outcome['layers']} layers",
-            "",
-            "| tokens | | ms | times one token | GB/s | of bandwidth |",
-            "|---|---|---|---|---|---|",
-        ]
-        for line in outcome["lines"]:
-            cells = [str(line["window"]), "replayed" if line["replayed"] else "dense", f"{line['ms']:.3f}"]
-            cells += [f"{line['times']:.2f}", f"{line['gb_s']:.0f}", f"{line['of_bandwidth']:.0%}"]
-            lines.append(f"| {' | '.join(cells)} |")
+        passes = (
+            (x["window"], "replayed" if x["replayed"] else "dense", f"{x['ms']:.3f}", f"{x['times']:.2f}",
+             f"{x['gb_s']:.0f}", f"{x['of_bandwidth']:.0%}")
+            for x in outcome["lines"]
+        )  # fmt: skip
+        names = ["tokens", "", "ms", "times one token", "GB/s", "of bandwidth"]
+        lines += ["", f"## {name}, {outcome['layers']} layers", "", *markdown(names, passes)]
     return "\n".join(lines) + "\n"

@@ -13,7 +13,7 @@ from fastcar_lab.bench import window
 from fastcar_lab.bench.cases import Benchmark
 from fastcar_lab.bench.render import rates_text
 from fastcar_lab.bench.rival import Rival
-from fastcar_lab.common import commit
+from fastcar_lab.common import commit, markdown
 
 LAYERS_OF = {"vila-u-7b": "VILA-U 7B", "cosmos-predict1-4b": "Cosmos-Predict1 4B"}
 CONTEXTS, CONTEXT_OF_WHOLE, WINDOWS = (512, 2048), 300, (1, 2, 4, 8, 16, 32)
@@ -56,14 +56,14 @@ def table(result: dict[str, Any]) -> str:
             f"{_timed(part['shape'])}, {part['context']} tokens of context; memory gave "
             f"{memory:.1f} GB/s, the cores {rates_text(part)}:",
             "",
-            f"| tokens a pass | {' | '.join(windows)} |",
-            "|---" * (len(windows) + 1) + "|",
         ]
+        rows = []
         for name, by_window in part["lines"].items():
             cells = (
                 f"{line['ms']:.2f} ms; {line['gb_s']:.1f} GB/s, {line['of_bandwidth']:.0%}; "
                 f"{line['multiply_adds_g_s']:.0f} G/s, {line['of_arithmetic']:.0%}"
                 for line in by_window.values()
             )
-            text.append(f"| {name} | {' | '.join(cells)} |")
+            rows.append([name, *cells])
+        text += markdown(["tokens a pass", *windows], rows)
     return "\n".join(text) + "\n"

@@ -16,7 +16,7 @@ from fastcar_cli.kernels import native
 from fastcar_lab.bench import measure, window
 from fastcar_lab.bench.cases import Benchmark
 from fastcar_lab.bench.rival import Rival
-from fastcar_lab.common import commit
+from fastcar_lab.common import commit, markdown
 
 VARIABLE = "FASTCAR_KERNELS_ISA"
 SETS = {
@@ -105,7 +105,7 @@ def run(
 def table(result: dict[str, Any]) -> str:
     """The rows of a result as JSON has it, as Markdown, a column for each instruction set."""
     sets = result["sets"]
-    head = " | ".join(SETS.get(name, name) for name in sets)
+    names = [f"on {result['threads']} CPU cores", *(SETS.get(name, name) for name in sets)]
     rows: dict[str, list[str]] = {}
 
     def cell(row: str, text: str) -> None:
@@ -134,5 +134,4 @@ def table(result: dict[str, Any]) -> str:
                 f"decoding a video of `{model}`: dense; drafts, the same video; replay at tau -2; both",
                 f"{video['dense_s']:.2f} s; {faster['drafts']:.2f} x; {faster['replay']:.2f} x; {faster['both']:.2f} x",
             )
-    lines = [f"| on {result['threads']} CPU cores | {head} |", "|---|" + "---|" * len(sets)]
-    return "\n".join([*lines, *(f"| {row} | {' | '.join(cells)} |" for row, cells in rows.items())]) + "\n"
+    return "\n".join(markdown(names, ([row, *cells] for row, cells in rows.items()))) + "\n"

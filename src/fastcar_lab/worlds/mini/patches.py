@@ -18,18 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fastcar_lab.training.tokenizer import to_patches
-from fastcar_lab.worlds.mini.render import Array, background, coverage, place
+from fastcar_lab.worlds.mini.render import background, coverage, place
 from fastcar_lab.worlds.mini.scene import BACKGROUNDS, COLORS, SIDE, Pose, Scene, combinations, poses, scenes_of
 
 PATCH = 8
 PALETTE_WIDTH = 16
 EMPTY, EDGE, FULL = range(3)
 """Kinds of patch: background only, both, object only. Each kind has palettes of its own."""
-
-
-def image(scene: Scene, pose: Pose) -> Array:
-    """One frame, float32 [64, 64, 3] in 0..1."""
-    return place(background(scene.background), scene.shape, COLORS[scene.color], pose, scene.facing)
 
 
 @functools.cache

@@ -156,10 +156,14 @@ def place(canvas: Array, shape: str, color: tuple[float, float, float], pose: Po
     return out
 
 
+def image(scene: Scene, pose: Pose) -> Array:
+    """One frame, float32 [64, 64, 3] in 0..1."""
+    return place(background(scene.background), scene.shape, COLORS[scene.color], pose, scene.facing)
+
+
 def render(scene: Scene, frames: int = FRAMES) -> Array:
     """The video of a scene, float32 [frames, 64, 64, 3] in 0..1."""
-    empty = background(scene.background)
-    return np.stack([place(empty, scene.shape, COLORS[scene.color], p, scene.facing) for p in poses(scene, frames)])
+    return np.stack([image(scene, pose) for pose in poses(scene, frames)])
 
 
 def coverage(scene: Scene, pose: Pose) -> Array:

@@ -23,7 +23,8 @@ from fastcar_cli.media.metrics import psnr_of
 from fastcar_cli.models.vila_u.rqvae import RQVAESpec
 from fastcar_lab.training.loop import descend, rng_of
 from fastcar_lab.training.tokenizer import WorldTokenizer, quantize, to_patches
-from fastcar_lab.worlds.mini.patches import PatchEncoder, build_dictionary, image
+from fastcar_lab.worlds.mini.patches import PatchEncoder, build_dictionary
+from fastcar_lab.worlds.mini.render import image
 from fastcar_lab.worlds.mini.scene import Pose, Scene, poses, scenes_of, split_combinations
 
 TOKENIZER_SPEC = RQVAESpec(

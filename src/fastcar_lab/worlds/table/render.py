@@ -43,15 +43,20 @@ def paint(canvas: Array, look: Sprite, color: Array, pose: Pose) -> None:
         here += look.gain[at[1]] * color + look.shine[at[1]]
 
 
-def draw(things: tuple[Thing, ...], poses: list[Pose], empty: Array) -> Array:
+def draw(things: tuple[Thing, ...], poses: list[Pose], bare: Array) -> Array:
     """One frame in daylight, float32 [128, 128, 3], of objects on an empty ground of that shape."""
-    canvas = empty.copy()
+    canvas = bare.copy()
     looks = [sprite(t.shape, t.size, t.material, p.turn) for t, p in zip(things, poses, strict=True)]
     for look, pose in zip(looks, poses, strict=True):
         cast_shadow(canvas, look, pose)
     for i in sorted(range(len(things)), key=lambda i: poses[i].y):
         paint(canvas, looks[i], np.asarray(COLORS[things[i].color], np.float32), poses[i])
     return canvas
+
+
+def empty(scene: Scene, t: int) -> Array:
+    """The ground alone in daylight, as the camera sees it in frame t, float32 [128, 128, 3]."""
+    return ground(scene.ground, (scene.offset + scene.pan * t) % PERIOD)
 
 
 def render(scene: Scene, frames: int = FRAMES) -> NDArray[np.uint8]:
@@ -65,8 +70,7 @@ def render_frames(scene: Scene, frames: Sequence[int]) -> NDArray[np.uint8]:
     light = np.asarray(LIGHTS[scene.light], np.float32) * 255
     video = np.empty((len(frames), SIDE, SIDE, 3), np.uint8)
     for i, t in enumerate(frames):
-        empty = ground(scene.ground, (scene.offset + scene.pan * t) % PERIOD)
-        canvas = draw(scene.things, [path[t] for path in paths], empty)
+        canvas = draw(scene.things, [path[t] for path in paths], empty(scene, t))
         canvas *= light
         canvas += 0.5
         np.clip(canvas, 0, 255, out=canvas)

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from fastcar_lab.training.tokenizer import quantize, to_patches
 from fastcar_lab.worlds.table.captions import caption
-from fastcar_lab.worlds.table.ground import PERIOD, ground
 from fastcar_lab.worlds.table.lexicon import table_tokenizer
 from fastcar_lab.worlds.table.placement import looks_of, of_scene
-from fastcar_lab.worlds.table.render import render
+from fastcar_lab.worlds.table.render import empty, render
 from fastcar_lab.worlds.table.scene import FRAMES, LIGHTS, Scene
 from fastcar_lab.worlds.table.stories import draw_scene, held_out
 from fastcar_lab.worlds.table.tokenizer import PATCH, TableTokenizer
@@ -41,7 +40,7 @@ class Batch:
 
     def to(self, device: str) -> Batch:
         """The same on a device."""
-        return Batch(*(x.to(device) for x in (self.text, self.placed, self.codes, self.begins, self.busy, self.kept)))
+        return Batch(*(x.to(device) for x in vars(self).values()))
 
 
 def around_things(busy: Tensor, count: int, grid: tuple[int, int], rng: random.Random) -> Tensor:
@@ -80,8 +79,7 @@ class Encoder:
 def _empty(scene: Scene, frames: range) -> NDArray[np.uint8]:
     """The ground alone, as the camera sees it in these frames of a scene."""
     light = np.asarray(LIGHTS[scene.light], np.float32) * 255
-    views = [ground(scene.ground, (scene.offset + scene.pan * t) % PERIOD) for t in frames]
-    return np.clip(np.stack(views) * light + 0.5, 0, 255).astype(np.uint8)
+    return np.clip(np.stack([empty(scene, t) for t in frames]) * light + 0.5, 0, 255).astype(np.uint8)
 
 
 def things_in(scene: Scene, video: NDArray[np.uint8], frames: range) -> NDArray[np.bool_]:

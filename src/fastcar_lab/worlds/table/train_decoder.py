@@ -135,10 +135,8 @@ class Material:
 
     def tensors(self) -> list[Tensor]:
         """All its tensors."""
-        b = self.batch
-        clips = [b.text, b.placed, b.codes, b.begins, b.busy, b.kept]
         rest = [self.noise, self.chosen, self.codes, self.weights, self.busy]
-        return [*clips, *(self.near or ()), *rest, *([] if self.taus is None else [self.taus])]
+        return [*vars(self.batch).values(), *(self.near or ()), *rest, *([] if self.taus is None else [self.taus])]
 
     def padded(self) -> Material:
         """The same with as many tokens and neighbours as a batch of this shape can have; those added count nothing."""

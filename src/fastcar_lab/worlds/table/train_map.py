@@ -18,10 +18,9 @@ from torch import Tensor
 from fastcar_cli.models.vila_u.network import VideoModel
 from fastcar_lab.training.decoder import TrainSettings, run_stage
 from fastcar_lab.training.tokenizer import to_patches
-from fastcar_lab.worlds.table.ground import PERIOD, ground
 from fastcar_lab.worlds.table.lexicon import table_tokenizer
 from fastcar_lab.worlds.table.placement import looks_of, of_scene
-from fastcar_lab.worlds.table.render import draw
+from fastcar_lab.worlds.table.render import draw, empty
 from fastcar_lab.worlds.table.scene import FRAMES, LIGHTS, Scene
 from fastcar_lab.worlds.table.stories import any_scene
 from fastcar_lab.worlds.table.tokenizer import PATCH, TableTokenizer
@@ -54,7 +53,7 @@ class Looks:
 
         Latents of the ground are drawn for one patch in eight, the others are NaN.
         """
-        ids, tokens, images, empty = [], [], [], []
+        ids, tokens, images, grounds = [], [], [], []
         for _ in range(scenes):
             scene, said = self._scene(rng)
             ids.append(said)
@@ -63,10 +62,10 @@ class Looks:
             paths, _ = scene.paths()
             light = np.asarray(LIGHTS[scene.light], np.float32) * 255
             for t in frames:
-                view = ground(scene.ground, (scene.offset + scene.pan * t) % PERIOD)
+                view = empty(scene, t)
                 images.append(draw(scene.things, [path[t] for path in paths], view) * light)
-                empty.append(view * light)
-        pixels, bare = (to_patches(torch.from_numpy(np.stack(part)), PATCH) for part in (images, empty))
+                grounds.append(view * light)
+        pixels, bare = (to_patches(torch.from_numpy(np.stack(part)), PATCH) for part in (images, grounds))
         busy = (pixels != bare).any(-1)
         seen = busy | (torch.rand(busy.shape) < 1 / 8)
         latents = torch.full((*busy.shape, self.encoder.linear.out_features), torch.nan)
