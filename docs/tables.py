@@ -41,8 +41,7 @@ def _options(page: str) -> str:
         text = _put(section[0], ["option", "meaning"], [_option(p) for p in shown])
         # The examples of the help are above the table.
         text = re.sub(r"```\n(?:.*\n)*?```\n\n", "", text, count=1)
-        examples = "\n".join(EXAMPLES[section[1]])
-        return text.replace("| option |", f"```\n{examples}\n```\n\n| option |", 1)
+        return text.replace("| option |", f"```\n{EXAMPLES[section[1]]}\n```\n\n| option |", 1)
 
     return re.sub(r"^## fastcar (.*)\n(?:(?!## ).*\n)*", table, page, flags=re.M)
 

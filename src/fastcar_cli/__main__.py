@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import io
+import os
 import signal
 import sys
 from typing import Any
 
-from fastcar_cli.cli.streams import close_streams, open_streams
+from fastcar_cli.system.files import LenientFile
 from fastcar_cli.system.signals import STOPS, status
 
 
@@ -19,7 +22,7 @@ def run() -> None:
     """
     gc.set_threshold(50_000)
     try:
-        open_streams()
+        _open_streams()
         try:
             from fastcar_cli.cli.app import main
 
@@ -28,7 +31,7 @@ def run() -> None:
             # A signal still ends the wait for a reader of the output. Then the status is decided, and a signal in
             # what Python does at its end would change it, or print a traceback.
             _on_signals(signal.SIG_DFL)
-            close_streams()
+            _close_streams()
             _on_signals(signal.SIG_IGN)
             # Triton's bindings print a page about objects that are never freed.
             (gc.unfreeze if "triton" in sys.modules else gc.freeze)()
@@ -41,6 +44,39 @@ def _on_signals(handler: Any) -> None:
     for number in STOPS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+def _open_streams() -> None:
+    """Give the process all three streams, closed ones to nowhere; no write raises an error.
+
+    What a full disk, or a reader that has left, does not take is dropped.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream: Any = getattr(sys, name)
+        if stream is None:
+            # The lowest free number, so that no file that is opened later becomes standard output.
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            stream = open(number, "r+" if number == 0 else "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+        if number and os.name == "posix":
+            raw = io.BufferedWriter(LenientFile(number, "wb", closefd=False))
+            lines = number == 2 or stream.isatty()
+            text = io.TextIOWrapper(raw, stream.encoding, "backslashreplace", line_buffering=lines)
+            setattr(sys, name, text)
+
+
+def _close_streams() -> None:
+    """Write what is left, and say on standard error that standard output did not take everything."""
+    if os.name != "posix":
+        return
+    sys.stdout.flush()
+    error = getattr(getattr(sys.stdout.buffer, "raw", None), "error", None)
+    if error is not None and error.errno != errno.EPIPE:
+        sys.stderr.write(f"note: standard output is not complete: {error.strerror}\n")
+    sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -25,33 +25,15 @@ from fastcar_cli.system.signals import status, stop_on_signals
 
 COMMANDS = {
     "generate": ("generate:generate", "Make videos from prompts, or from frames that they continue."),
-    "convert": (
-        "convert:convert",
-        "Convert a model to weights that take less room and load at once; the same command resumes after a stop.",
-    ),
+    "convert": ("convert:convert", "Convert a model to smaller weights that load at once; started again, it resumes."),
     "profile": ("profile:profile", "Measure one decode step by context length, or a real run with --decode."),
-    "sweep": (
-        "sweep:sweep",
-        "Speed against quality over thresholds, prompts and seeds; started again it resumes.",
-    ),
-    "demo": (
-        "demo:demo",
-        "Make videos on a page of this machine's browser, with the replay map beside each, until Ctrl-C.",
-    ),
-    "fpga": (
-        "fpga:fpga",
-        "Emulate an FPGA accelerator on replay decisions, saved or drawn; `fastcar fpga rtl` writes its RTL.",
-    ),
-    "fpga rtl": (
-        "fpga_rtl:rtl",
-        "Write the accelerator's RTL with what the emulator expects of it, and check, synthesise or watch it.",
-    ),
+    "sweep": ("sweep:sweep", "Measure speed against quality over thresholds, prompts and seeds; it resumes."),
+    "demo": ("demo:demo", "Make videos on a page in this machine's browser, with their replay maps, until Ctrl-C."),
+    "fpga": ("fpga:fpga", "Emulate an FPGA accelerator on replay decisions; `fastcar fpga rtl` writes its RTL."),
+    "fpga rtl": ("fpga_rtl:rtl", "Write the accelerator's RTL with what the emulator expects of it, and check it."),
     "models": ("models:models", "List the models that have names: what they take and make, and where they are."),
     "models show": ("models:show", "What a model is made of, from its shapes alone."),
-    "pull": (
-        "models:pull",
-        "Fetch a model of the hub into the cache, so that later runs need no network; started again, it resumes.",
-    ),
+    "pull": ("models:pull", "Fetch a model of the hub into the cache, for runs without a network."),
     "presets": ("config:presets", "List the configurations and accelerators that come with the package."),
     "config": ("config:config", "Print the effective configuration as YAML."),
 }

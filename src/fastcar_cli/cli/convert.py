@@ -41,7 +41,7 @@ def convert(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Convert a model to weights that take less room and load at once; the same command resumes after a stop."""
+    """Convert a model to smaller weights that load at once; started again, it resumes."""
     from fastcar_cli.convert.calibrate import Calibration
     from fastcar_cli.convert.convert import Conversion, check_folder
     from fastcar_cli.convert.source import Source, padded, target_format

@@ -18,7 +18,7 @@ def demo(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 takes any free one.")] = 0,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address only.")] = False,
 ) -> None:
-    """Make videos on a page of this machine's browser, with the replay map beside each, until Ctrl-C."""
+    """Make videos on a page in this machine's browser, with their replay maps, until Ctrl-C."""
     from fastcar_cli.cli.render import console, note
     from fastcar_cli.demo.make import Maker
     from fastcar_cli.demo.server import Server

@@ -55,7 +55,7 @@ def fpga(
     report: Annotated[Path | None, typer.Option(help="Folder for CSVs of cycles, bandwidth and energy.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Emulate an FPGA accelerator on replay decisions, saved or drawn; `fastcar fpga rtl` writes its RTL."""
+    """Emulate an FPGA accelerator on replay decisions; `fastcar fpga rtl` writes its RTL."""
     import fastcar_fpga
 
     for asked, others, why in (

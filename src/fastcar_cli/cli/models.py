@@ -70,7 +70,7 @@ def show(name: Name, as_json: Json = False) -> None:
 
 @options()
 def pull(name: Name) -> None:
-    """Fetch a model of the hub into the cache, so that later runs need no network; started again, it resumes."""
+    """Fetch a model of the hub into the cache, for runs without a network."""
     from fastcar_cli.checkpoints.open import folder_of
 
     typer.echo(str(folder_of(name)))

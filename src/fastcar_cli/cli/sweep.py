@@ -68,7 +68,7 @@ class SweepOptions(VideoOptions):
 
 @options("model", "generation.frames", "input.start", "input.step", "input.key")
 def sweep(ctx: typer.Context, asked: SweepOptions, flags: Flags) -> None:
-    """Speed against quality over thresholds, prompts and seeds; started again it resumes.
+    """Measure speed against quality over thresholds, prompts and seeds; it resumes.
 
     Every cell is compared with the dense video of its prompt and seed.
     """

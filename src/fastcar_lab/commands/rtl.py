@@ -26,7 +26,7 @@ def rtl(
     form: Format = "table",
     debug: Debug = False,
 ) -> None:
-    """Write the accelerator's RTL with what the emulator expects of it, and check, synthesise or watch it."""
+    """Write the accelerator's RTL with what the emulator expects of it, and check it."""
     from fastcar_cli.checkpoints.architectures import spec_from_dict
     from fastcar_fpga.decisions import read
     from fastcar_fpga.preset import load_preset
