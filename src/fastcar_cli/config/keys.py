@@ -41,26 +41,24 @@ def setting(
     common: bool = False,
     **limits: Any,
 ) -> Any:
-    """A key with its default, meaning and limits.
+    """A key with its default, meaning and limits; with `ge` alone it is at most LARGEST.
 
     The command line sets it by `flag`; an empty one is called as the key, with None there is none. `by_model`: the
     default is the model's own preference. `unset`: the meaning of any other default of None. `common`: the help of
     `generate` shows the option; the others are listed by `fastcar config --keys`.
     """
     extra: Any = {"flag": flag, "by_model": by_model, "unset": unset, "common": common}
+    if limits.keys() == {"ge"}:
+        limits["le"] = LARGEST
     return Field(default, description=meaning, json_schema_extra=extra, **limits)
 
 
 class GenerationKeys(Section):
     """What to make."""
 
-    frames: int | None = setting(
-        None, "frames of the video, context frames included", by_model=True, common=True, ge=1, le=LARGEST
-    )
-    context: int | None = setting(None, "context frames of the input: 1 or 9", by_model=True, ge=1, le=LARGEST)
-    size: str | None = setting(
-        None, "WIDTHxHEIGHT of the frames, where a model makes several sizes", by_model=True, pattern=SIZES
-    )
+    frames: int | None = setting(None, "frames, those of the input included", by_model=True, common=True, ge=1)
+    context: int | None = setting(None, "context frames of the input: 1 or 9", by_model=True, ge=1)
+    size: str | None = setting(None, "WIDTHxHEIGHT, where a model makes several sizes", by_model=True, pattern=SIZES)
     seed: int | None = setting(None, "seed of the first video", unset="drawn, and printed", common=True, ge=0, lt=2**63)
     samples: int = setting(1, "videos per prompt or input; seeds count up", common=True, ge=1, le=1024)
 
@@ -68,8 +66,8 @@ class GenerationKeys(Section):
 class InputKeys(Section):
     """Which frames of an input are used."""
 
-    start: int | None = setting(None, "first frame of an input that is used, from 0", unset="0", ge=0, le=LARGEST)
-    step: int | None = setting(None, "frames of an input from one to the next", unset="1", ge=1, le=LARGEST)
+    start: int | None = setting(None, "first frame of an input that is used, from 0", unset="0", ge=0)
+    step: int | None = setting(None, "frames of an input from one to the next", unset="1", ge=1)
     key: str | None = setting(None, "array of an .npz input that holds the frames", min_length=1)
     goal: bool = setting(False, "put the last frame of a clip first, for goal-conditioned models")
 
@@ -81,7 +79,7 @@ class SamplingKeys(Section):
     temperature: float | None = setting(
         None, "temperature; 0 takes the likeliest code", by_model=True, common=True, ge=0, le=1000
     )
-    top_k: int | None = setting(None, "sample among the k likeliest codes; 0: all", by_model=True, ge=0, le=LARGEST)
+    top_k: int | None = setting(None, "sample among the k likeliest codes; 0: all", by_model=True, ge=0)
     top_p: float | None = setting(None, "sample among codes of this probability mass", by_model=True, gt=0, le=1)
     first_frame_top_p: float | None = setting(None, "top_p of the first frame", flag=None, by_model=True, gt=0, le=1)
 
@@ -97,19 +95,10 @@ class ReplayKeys(Section):
     """When an MLP is replayed."""
 
     tau: Annotated[InstanceOf[Tau], BeforeValidator(Tau.read)] = setting(
-        OFF,
-        "replay threshold: off, a number, or one number per layer with commas between them; lower replays more, "
-        "0 to -4 is useful",
-        common=True,
+        OFF, "replay threshold: off, a number (0 to -4 is useful), or one per layer; lower replays more", common=True
     )
     ratio: float | None = setting(
-        None,
-        "replay ratio, such as 0.8, that a controller holds by moving the threshold; instead of tau",
-        flag="--replay-ratio",
-        common=True,
-        gt=0,
-        lt=1,
-        allow_inf_nan=False,
+        None, "replay ratio to hold, such as 0.8, instead of tau", flag="--replay-ratio", common=True, gt=0, lt=1
     )
     controller: choices.Controller = setting(
         "layer", "scope of the ratio: one threshold for all layers, or one per layer", flag=None
@@ -118,17 +107,10 @@ class ReplayKeys(Section):
     tas: choices.TasDefinition | None = setting(None, "definition of the temporal attention score", by_model=True)
     gate: choices.Gate | None = setting(None, "unit that replays: each row, or a guided pair", by_model=True)
     max_age: int | None = setting(
-        None,
-        "most consecutive replays of one cached MLP output",
-        flag="--max-replay-age",
-        unset="no limit",
-        ge=1,
-        le=LARGEST,
+        None, "most consecutive replays of one cached MLP output", flag="--max-replay-age", unset="no limit", ge=1
     )
-    first_frame: int = setting(0, "first decoded frame that may replay, from 0", flag=None, ge=0, le=LARGEST)
-    eligible: choices.Eligible = setting(
-        "codes", "tokens that may replay: codes of frames, or frame delimiters too", flag=None
-    )
+    first_frame: int = setting(0, "first decoded frame that may replay, from 0", flag=None, ge=0)
+    eligible: choices.Eligible = setting("codes", "tokens that may replay: codes, or frame delimiters too", flag=None)
 
     @field_validator("ratio", mode="after")
     @classmethod
@@ -152,15 +134,15 @@ class DraftKeys(Section):
 
     kind: choices.Draft | None = setting(
         None,
-        "draft tokens that one pass verifies, for the same video in less time: the previous frame's codes (frame), "
-        "these and the last pass's draws (jacobi), or the fastest here (auto)",
+        "draft tokens that one pass verifies, for the same video in less time: the previous frame's codes "
+        "(frame), these and the last pass's draws (jacobi), or the fastest here (auto)",
         flag="--draft",
         unset="auto in generate, else off",
         common=True,
     )
     window: int | None = setting(
         None,
-        "draft length: most input tokens of a video in one pass",
+        "draft length: input tokens of a pass",
         flag="--draft-window",
         unset="16 or fewer",
         common=True,
@@ -173,9 +155,9 @@ class AttentionKeys(Section):
     """Which earlier tokens are attended to."""
 
     window: Annotated[int | None, BeforeValidator(_read_window)] = setting(
-        None, "number of latest tokens attended to, or off for all", unset="off", common=True, ge=1, le=LARGEST
+        None, "number of latest tokens attended to, or off for all", unset="off", common=True, ge=1
     )
-    sinks: int = setting(4, "first prompt tokens attended to beside a window", common=True, ge=0, le=LARGEST)
+    sinks: int = setting(4, "first prompt tokens attended to beside a window", common=True, ge=0)
     kv_dtype: choices.KVDtype = setting("auto", "format of the KV cache; auto: as the model", common=True)
 
 
@@ -200,14 +182,9 @@ class RuntimeKeys(Section):
 
     device: str = setting("auto", "device: auto, cpu, cuda or cuda:N", pattern=DEVICES)
     dtype: choices.Dtype = setting("auto", "format of the weights; a converted model has its own", common=True)
-    pixel_dtype: choices.PixelDtype = setting(
-        "float32", "dtype of the pixel decoder; bfloat16 for models with a video tokenizer"
-    )
+    pixel_dtype: choices.PixelDtype = setting("float32", "dtype of the pixel decoder; bfloat16 for video tokenizers")
     keep_prefill: str | None = setting(
-        None,
-        "file (.safetensors) that saves the prompt's KV cache for later runs of the same input",
-        flag="--keep-prefill",
-        min_length=1,
+        None, "file (.safetensors) that saves the prompt's KV cache for later runs of the same input", min_length=1
     )
     executor: choices.Executor = setting(
         "auto", "runs decode passes: native CPU kernels, a CUDA graph or plain torch; auto: the fastest"
