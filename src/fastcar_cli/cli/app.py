@@ -177,24 +177,19 @@ def main(program: Callable[[], object] = partial(app, prog_name="fastcar")) -> N
     try:
         _check_folder()
         program()
-    except FastcarError as e:
-        if debug:
-            raise
-        _panel(str(e), e.hint)
-        sys.exit(e.exit_code)
     except KeyboardInterrupt as e:
         _panel("stopped", None)
         sys.exit(status(e))
-    except ImportError as e:
-        if debug:
-            raise
-        _panel(f"a package can't be loaded: {e}", "more memory or a new installation may help; --debug shows where")
-        sys.exit(1)
     except Exception as e:
         if debug:
             raise
-        _panel(f"unexpected {type(e).__name__}: {e}", "this is a fault of fastcar; --debug shows where")
-        sys.exit(1)
+        if isinstance(e, FastcarError):
+            _panel(str(e), e.hint)
+        elif isinstance(e, ImportError):
+            _panel(f"a package can't be loaded: {e}", "more memory or a new installation may help; --debug shows where")
+        else:
+            _panel(f"unexpected {type(e).__name__}: {e}", "this is a fault of fastcar; --debug shows where")
+        sys.exit(getattr(e, "exit_code", 1))
 
 
 def _check_folder() -> None:
@@ -205,21 +200,15 @@ def _check_folder() -> None:
         raise RequestError(f"the current folder can't be used: {e.strerror}", hint="change to another one") from None
 
 
-MOST_SHOWN = 1200
-"""Characters of a message; what a file or an option holds may be of any length."""
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN // 2]} ... {text[-MOST_SHOWN // 2 :]}"
-
-
 def _panel(message: str, hint: str | None) -> None:
     from rich.panel import Panel
     from rich.text import Text
 
     from fastcar_cli.cli.render import console, plain
 
-    text = Text(plain(_cut(message)))
-    if hint:
-        text.append(f"\n{plain(_cut(hint))}", style="dim")
+    # What a file or an option holds may be of any length.
+    message, way_out = (t if len(t) <= 1200 else f"{t[:600]} ... {t[-600:]}" for t in (message, hint or ""))
+    text = Text(plain(message))
+    if way_out:
+        text.append(f"\n{plain(way_out)}", style="dim")
     console().print(Panel(text, title="Error", title_align="left", border_style="red"))

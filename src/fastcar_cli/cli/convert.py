@@ -18,7 +18,6 @@ from fastcar_cli.system.limits import cores
 
 if TYPE_CHECKING:
     from fastcar_cli.convert.convert import Conversion, Result
-    from fastcar_cli.convert.source import Source
 
 
 @options("runtime.threads")
@@ -42,6 +41,7 @@ def convert(
     quiet: Quiet = False,
 ) -> None:
     """Convert a model to smaller weights that load at once; started again, it resumes."""
+    from fastcar_cli.checkpoints.memory_plan import gib
     from fastcar_cli.convert.calibrate import Calibration
     from fastcar_cli.convert.convert import Conversion, check_folder
     from fastcar_cli.convert.source import Source, padded, target_format
@@ -72,13 +72,18 @@ def convert(
     conversion = Conversion(source, output, form, spec, calibration)
     result = _run(conversion, terminal)
     if as_json:
-        typer.echo(json.dumps(_document(source, result, dtype, form.depth)))
-    else:
-        _print(Results(quiet), result, dtype)
+        document: dict[str, Any] = {"folder": str(result.folder), "source": dict(source.identity), "dtype": dtype}
+        document |= {"depth_dtype": form.depth or dtype, "source_bytes": result.before, "weights_bytes": result.after}
+        typer.echo(json.dumps(document | {"shards_kept": result.kept, "seconds": result.seconds}))
+        return
+    out, there = Results(quiet), f", {result.kept} shards were there" if result.kept else ""
+    sizes = f"{gib(result.after)} of weights in {dtype}, they were {gib(result.before)}"
+    out.print(f"{result.folder}: {sizes} ({result.seconds:.0f} s{there})", soft_wrap=True)
+    out.print(f"use it with fastcar generate --model {result.folder}", soft_wrap=True)
 
 
 def _run(conversion: Conversion, terminal: Any) -> Result:
-    from fastcar_cli.cli.render import loading, progress
+    from fastcar_cli.cli.render import progress
 
     with contextlib.ExitStack() as bars:
         tasks: dict[str, tuple[Any, Any]] = {}
@@ -87,34 +92,9 @@ def _run(conversion: Conversion, terminal: Any) -> Result:
             if what not in tasks:
                 # One display at a time.
                 bars.close()
-                bar = bars.enter_context((progress if what.startswith("drawing") else loading)(terminal))
+                bar = bars.enter_context(progress(terminal, "frames" if what.startswith("drawing") else "bytes"))
                 tasks[what] = bar, bar.add_task(what, total=total)
             bar, task = tasks[what]
             bar.update(task, completed=done)
 
         return conversion.run(on_progress)
-
-
-def _document(source: Source, result: Result, dtype: str, depth: str | None) -> dict[str, Any]:
-    return {
-        "folder": str(result.folder),
-        "source": dict(source.identity),
-        "dtype": dtype,
-        "depth_dtype": depth or dtype,
-        "source_bytes": result.before,
-        "weights_bytes": result.after,
-        "shards_kept": result.kept,
-        "seconds": result.seconds,
-    }
-
-
-def _print(out: Any, result: Result, dtype: str) -> None:
-    from fastcar_cli.checkpoints.memory_plan import gib
-
-    kept = f", {result.kept} shards were there" if result.kept else ""
-    out.print(
-        f"{result.folder}: {gib(result.after)} of weights in {dtype}, they were {gib(result.before)} "
-        f"({result.seconds:.0f} s{kept})",
-        soft_wrap=True,
-    )
-    out.print(f"use it with fastcar generate --model {result.folder}", soft_wrap=True)

@@ -44,19 +44,8 @@ def one_of(option: str, value: str | None, allowed: Collection[str]) -> None:
         raise RequestError(f"{option} {value}: unknown", hint=f"allowed: {', '.join(allowed)}")
 
 
-def _check_length(path: Path) -> None:
-    """Refuse a name that is longer than a file system takes: pathlib's `exists` and its like raise OSError for it."""
-    try:
-        path.lstat()
-    except OSError as e:
-        if e.errno == errno.ENAMETOOLONG:
-            raise RequestError(f"{str(path)[:80]}... can't be a file: {e.strerror}") from None
-
-
 def check_file(option: str, file: Path | None) -> None:
     """Refuse the name of a file that can't be written: raises RequestError."""
-    if file is not None:
-        _check_length(file)
     if file is not None and not file.parent.is_dir():
         raise RequestError(f"{option} {file}: the folder {file.parent} does not exist")
     if file is not None and file.exists() and not file.is_file():
@@ -87,13 +76,13 @@ class Command(TyperCommand):
         arrange(self.params)
 
     def get_help_option(self, ctx: Any) -> Any:
-        """As click has it, in the group of the options beside it."""
+        """As typer has it, in the group of the options beside it."""
         option: Any = super().get_help_option(ctx)
         option.rich_help_panel = getattr(self.params[-1], "rich_help_panel", None) if self.params else None
         return option
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help, and examples below it, which are never broken into lines."""
+        """Print the help, and examples below it."""
         super().format_help(ctx, formatter)
         typer.echo(examples(ctx.info_name), nl=False)
 
@@ -137,7 +126,12 @@ def _file(given: Any, read: bool) -> Any:
     if not isinstance(given, (str, Path)):
         return given
     path = Path(os.path.expanduser(given))  # of an unknown user it stays, where pathlib's raises
-    _check_length(path)
+    try:
+        path.lstat()
+    except OSError as e:
+        # pathlib's `exists` and its like raise it later.
+        if e.errno == errno.ENAMETOOLONG:
+            raise RequestError(f"{str(path)[:80]}... can't be a file: {e.strerror}") from None
     path = spooled(path) if read else path
     return path if isinstance(given, Path) else given if path == Path(given) else str(path)
 

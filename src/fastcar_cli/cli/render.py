@@ -165,17 +165,11 @@ def progress(
     clock: Callable[[], float] = time.monotonic,
     above: RenderableType | None = None,
 ) -> Progress:
-    """A bar by frame (or other things) with time left, and what is shown above it."""
-    left = (_words("{task.fields[things]}"), TimeElapsedColumn(), _words("left"), TimeRemainingColumn())
-    shown = (_words("{task.description}"), BarColumn(), MofNCompleteColumn(), *left)
-    return _Bar(target, things, *shown, clock=clock, above=above)
-
-
-def loading(target: Console, clock: Callable[[], float] = time.monotonic) -> Progress:
-    """A bar by bytes with speed and time left."""
-    left = (TransferSpeedColumn(), _words("left"), TimeRemainingColumn())
-    columns = (_words("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), *left)
-    return _Bar(target, "bytes", *columns, clock=clock)
+    """A bar by frame (or other things, bytes with their speed) with time left, and what is shown above it."""
+    done = (MofNCompleteColumn(), _words("{task.fields[things]}"), TimeElapsedColumn())
+    by_byte = (DownloadColumn(binary_units=True), TransferSpeedColumn())
+    left = (*(by_byte if things == "bytes" else done), _words("left"), TimeRemainingColumn())
+    return _Bar(target, things, _words("{task.description}"), BarColumn(), *left, clock=clock, above=above)
 
 
 def columns(title: str, *names: str, left: int = 1, caption: str | None = None) -> Table:

@@ -23,7 +23,7 @@ import typer
 from fastcar_cli.checkpoints.memory_plan import memory_errors
 from fastcar_cli.cli.inputs import Job, accepted, keys_of
 from fastcar_cli.cli.preview import Preview, lacking
-from fastcar_cli.cli.render import Results, columns, loading, note, plain, progress, summary
+from fastcar_cli.cli.render import Results, columns, note, plain, progress, summary
 from fastcar_cli.config.lists import shard_of
 from fastcar_cli.errors import Key, RequestError, RunError, Text
 from fastcar_cli.media import Writer, check_target, default_name, open_writer, read_recipe
@@ -65,7 +65,7 @@ class Written:
 
 def load(run: RunConfig, videos: int, terminal: Any, checkpoint: Checkpoint | None = None) -> VideoPipeline:
     """The pipeline, with a bar while a large checkpoint is read."""
-    with loading(terminal) as bar:
+    with progress(terminal, "bytes") as bar:
         task = None
 
         def on_load(done: int, total: int) -> None:
