@@ -230,7 +230,7 @@ def test_wrong_files(run: Run, model: str, tmp_path: Path) -> None:
         _refused(run(*begun), "model.pt", *said)
     assert not Path("ran").exists()
     _save(folder, tensors, _use_new_zipfile_serialization=False)
-    _refused(run(*begun), "not a zip archive")
+    _refused(run(*begun), "is damaged")
     (folder / "model.pt").write_bytes((Path(model) / "model.pt").read_bytes()[:20000])
     _refused(run(*begun), "is damaged")
     _refused(run("generate", "--model", str(beside), "--dry-run"), "holds the tokenizer", "model.pt")

@@ -29,7 +29,7 @@ from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.kernels import native
 from fastcar_cli.kernels.gpu import installed
-from fastcar_cli.models import decoder_spec
+from fastcar_cli.models import decoder
 from fastcar_cli.models.sampling import SamplingSettings
 
 N, FRAMES = 4, 4
@@ -58,7 +58,7 @@ RULES: dict[str, tuple[ReplayRule, dict[str, Any]]] = {
 def _recent(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The other options; inside, so many tokens as `recent` says stay floats."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoder_spec, "MOST_RECENT", options.get("recent", 256))
+        patch.setattr(decoder, "MOST_RECENT", options.get("recent", 256))
         yield {name: value for name, value in options.items() if name != "recent"}
 
 

@@ -31,7 +31,7 @@ from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.kernels import native
 from fastcar_cli.kernels.gpu import installed
-from fastcar_cli.models import decoder_spec
+from fastcar_cli.models import decoder
 from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.models.vila_u.network import VideoModel
 
@@ -132,7 +132,7 @@ def _decode(
         codes.shape[1] // N, SamplingSettings(cfg=cfg), ReplayRule(**rule), keep_tas=keep, executor="torch", **options
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoder_spec, "MOST_RECENT", recent or 256)
+        patch.setattr(decoder, "MOST_RECENT", recent or 256)
         decode = Decode.of(model, prompts, asked, torch.zeros(codes.shape))
     if forced is not None:
         assert decode.replay is not None

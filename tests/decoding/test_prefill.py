@@ -20,7 +20,7 @@ from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.inputs.prompt import TokenisedClip
 from fastcar_cli.kernels import native
-from fastcar_cli.models import decoder_spec, load
+from fastcar_cli.models import decoder, load
 from fastcar_cli.models.checkpoint import LoadedModel
 from fastcar_cli.models.sampling import SamplingSettings
 
@@ -135,7 +135,7 @@ def test_samples_of_one_input_have_its_prefill(models: dict[str, LoadedModel], k
 def test_a_prompt_s_frames_are_int8_once_they_are_not_recent(
     models: dict[str, LoadedModel], monkeypatch: pytest.MonkeyPatch, kind: str, runs: str, recent: int
 ) -> None:
-    monkeypatch.setattr(decoder_spec, "MOST_RECENT", recent)
+    monkeypatch.setattr(decoder, "MOST_RECENT", recent)
     exact, rounded = (decode_of(models[f"{kind} floats"], runs, **CACHES[cache]) for cache in ("all", "int8"))
     cache, spec = rounded.cache, rounded.model.spec
     assert isinstance(cache, Int8KVCache)

@@ -39,8 +39,7 @@ from fastcar_cli.errors import RunError
 from fastcar_cli.models import load
 from fastcar_cli.models.cosmos.network import CosmosSpec
 from fastcar_cli.models.cosmos.shapes import cosmos_decoder
-from fastcar_cli.models.decoder import rotate
-from fastcar_cli.models.decoder_spec import Axes, DecoderSpec
+from fastcar_cli.models.decoder import Axes, DecoderSpec, rotate
 from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.models.vila_u.network import ModelSpec, VideoModel

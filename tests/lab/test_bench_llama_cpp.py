@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.decoder_spec import DecoderSpec
+from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_lab.bench.llama_cpp import write_gguf
 from fastcar_lab.bench.rival import Rival
 from fastcar_lab.bench.rivals import RIVALS

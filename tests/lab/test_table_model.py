@@ -296,7 +296,7 @@ def test_a_trained_folder_loads_and_has_no_place_tables(
     assert model.network.spec == spec and model.network.places is None
     codes = torch.randint(0, 512, (1, 64, DEPTH))
     mine = tokenizer.decode(codes)
-    assert (model.network.rqvae.decode(codes).round().int() - mine.int()).abs().max() <= 6
+    assert (model.network.rqvae.frame(codes).round().int() - mine.int()).abs().max() <= 6
     assert quantize(torch.zeros(1, 64), tokenizer.codebooks()).shape == (1, DEPTH)
 
 

@@ -31,7 +31,7 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.inputs.prompt import Clip, clips_of
 from fastcar_cli.models import load
 from fastcar_cli.models.clip_reader import ClipReader
-from fastcar_cli.models.decoder_spec import DecoderSpec
+from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.ivideogpt.blocks import TokenizerSpec
 from fastcar_cli.models.ivideogpt.network import IVideoGPT, IVideoGPTSpec
 from fastcar_cli.models.sampling import SamplingSettings

@@ -60,11 +60,11 @@ def test_depth_steps_equal_the_whole_pass() -> None:
 def test_rqvae_decodes_each_frame_alone_and_in_range() -> None:
     model = tiny_model()
     codes = torch.randint(0, 9, (3, 4, 3), generator=torch.Generator().manual_seed(4))
-    frames = model.rqvae.decode(codes)
+    frames = model.rqvae.frame(codes)
     assert frames.shape == (3, 4, 4, 3)
     assert float(frames.min()) >= 0
     assert float(frames.max()) <= 255
-    assert float((model.rqvae.decode(codes[1:2]) - frames[1:2]).abs().max()) < 1e-3
+    assert float((model.rqvae.frame(codes[1:2]) - frames[1:2]).abs().max()) < 1e-3
 
 
 def test_training_pass_equals_the_engine_with_replay() -> None:

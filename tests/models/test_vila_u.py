@@ -189,7 +189,7 @@ def test_damage_is_named(make: Callable[..., Path], name: str) -> None:
 def test_damaged_bin_is_named(make: Callable[..., Path], damage: Callable[[bytes], bytes]) -> None:
     file = make(".bin") / "mm_projector" / "pytorch_model.bin"
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(RequestError, match="mm_projector/pytorch_model.bin is (damaged|not a zip archive)"):
+    with pytest.raises(RequestError, match="mm_projector/pytorch_model.bin is damaged"):
         load(str(file.parents[1]))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fastcar_cli.models.checkpoint import loading_format
-from fastcar_cli.models.decoder_spec import DecoderSpec
+from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.models.vila_u.network import ModelSpec, VideoModel
 from fastcar_cli.models.vila_u.rqvae import RQVAESpec

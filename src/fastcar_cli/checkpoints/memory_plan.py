@@ -14,7 +14,7 @@ import torch
 
 from fastcar_cli.errors import Key, RequestError, RunError, Text
 from fastcar_cli.models.checkpoint import empty_network, no_such_dtype
-from fastcar_cli.models.decoder_spec import recent
+from fastcar_cli.models.decoder import recent
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_cli.system.device import out_of_memory

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import AliasChoices, Field
 
-from fastcar_cli.models.decoder_spec import DecoderSpec
+from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.system.plain_data import Factor, Flag, Foreign, Layers, Size, read_checked, wrong
 
 

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.inputs.prompt import OnProgress
-from fastcar_cli.models.decoder import Decoder, summed
-from fastcar_cli.models.decoder_spec import DecoderSpec
+from fastcar_cli.models.decoder import Decoder, DecoderSpec, summed
 from fastcar_cli.models.depth import DepthTransformer
 from fastcar_cli.system.plain_data import WHOLE, Size
 from fastcar_cli.weights.quantised import QuantisedLinear

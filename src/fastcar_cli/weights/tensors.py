@@ -97,13 +97,6 @@ class _Bin:
                     f"weights file {self.path} holds more than tensors{named}; nothing of it was run",
                     hint="take the file from where the model was released",
                 ) from None
-            with self.path.open("rb") as f:
-                zipped = f.read(2) == b"PK"
-            if not zipped:
-                raise RequestError(
-                    f"weights file {self.path} is not a zip archive: torch's formats before 1.6 are not read",
-                    hint="save it again with a newer torch, or fetch it again",
-                ) from None
             raise _damaged(self.path, RuntimeError(re.split(r"\. |\n", str(e))[0])) from None
         if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
             raise RequestError(f"weights file {self.path} holds no mapping of names to tensors")

@@ -29,7 +29,7 @@ from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.errors import FastcarError
 from fastcar_cli.models import load
-from fastcar_cli.models.decoder_spec import DecoderSpec
+from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.models.network import Spec
 from fastcar_cli.models.vila_u.network import ModelSpec

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fastcar_cli.errors import RunError
-from fastcar_cli.models.decoder_spec import DecoderSpec
+from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.system.extras import need
 from fastcar_lab.bench.rival import Rival, Run
 

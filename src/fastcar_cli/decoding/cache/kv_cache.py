@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fastcar_cli.decoding.inputs import Inputs, Restore, snapshot
 from fastcar_cli.decoding.prompt_rows import PromptRows
-from fastcar_cli.models.decoder_spec import DecoderSpec
+from fastcar_cli.models.decoder import DecoderSpec
 
 
 def prompt_mask(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastcar_cli.decoding.cache.kv_cache import KVCache, Reach, Slots
 from fastcar_cli.decoding.inputs import Restore, snapshot
-from fastcar_cli.models.decoder_spec import recent
+from fastcar_cli.models.decoder import recent
 
 
 class OlderTokens(NamedTuple):

@@ -19,7 +19,7 @@ from fastcar_cli.models.checkpoint import GenerationDefaults, Released
 from fastcar_cli.models.cosmos.network import Cosmos, CosmosSpec
 from fastcar_cli.models.cosmos.shapes import FPS, FRAMES, cosmos_decoder, published
 from fastcar_cli.models.cosmos.tokenizer_files import read_tokenizer_spec, tokenizer_components
-from fastcar_cli.models.decoder_spec import DecoderSpec
+from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.network import Network
 from fastcar_cli.weights.tensors import Component, stored_shapes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastcar_cli.models.cosmos.network import CosmosSpec
 from fastcar_cli.models.cosmos.tokenizer_files import PUBLISHED
-from fastcar_cli.models.decoder_spec import Axes, DecoderSpec
+from fastcar_cli.models.decoder import Axes, DecoderSpec
 
 FRAMES, FPS = 33, 25
 

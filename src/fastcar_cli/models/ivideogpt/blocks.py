@@ -132,16 +132,6 @@ class MapAttention(nn.Module):
         return x + self.to_out[0](out).transpose(1, 2).reshape(x.shape)
 
 
-class Projections(nn.Module):
-    """The linear layers of a cross attention under the names of `nn.MultiheadAttention`."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.in_proj_weight = nn.Parameter(torch.empty(3 * channels, channels))
-        self.in_proj_bias = nn.Parameter(torch.empty(3 * channels))
-        self.out_proj = nn.Linear(channels, channels)
-
-
 class CrossAttention(nn.Module):
     """SiLU(z + attention of z to the feature maps of context frames), 4 heads (conditional_vae.py CrossAttentionBlock).
 
@@ -151,7 +141,7 @@ class CrossAttention(nn.Module):
 
     def __init__(self, channels: int, size: int, context: int) -> None:
         super().__init__()
-        self.att = Projections(channels)
+        self.att = nn.MultiheadAttention(channels, HEADS)
         self.kv_norm, self.q_norm = nn.GroupNorm(32, channels), nn.GroupNorm(32, channels)
         self.kv_pos_emb = nn.Parameter(torch.empty(context * size * size, channels))
         self.q_pos_emb = nn.Parameter(torch.empty(size * size, channels))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastcar_cli.models.decoder_spec import DecoderSpec
+from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.ivideogpt.blocks import TokenizerSpec
 from fastcar_cli.models.ivideogpt.network import IVideoGPTSpec
 

@@ -98,21 +98,6 @@ def placement_map(spec: ModelSpec) -> PlacementMap | None:
     return PlacementMap(spec.map, spec.rqvae.grid, patch, spec.decoder.width)
 
 
-class RQFrameDecoder:
-    """Frames of an RQ-VAE, each from its own codes alone."""
-
-    def __init__(self, rqvae: RQVAE) -> None:
-        self._rqvae = rqvae
-
-    def context(self) -> None:
-        """See `FrameDecoder`."""
-        return
-
-    def frame(self, codes: Tensor) -> Tensor:
-        """See `FrameDecoder`."""
-        return self._rqvae.decode(codes)
-
-
 class VideoModel(Network):
     """Text-to-video network."""
 
@@ -160,4 +145,4 @@ class VideoModel(Network):
 
     def frame_decoder(self, prompts: Tensor) -> FrameDecoder:
         """See `Network`."""
-        return RQFrameDecoder(self.rqvae)
+        return self.rqvae

@@ -121,7 +121,7 @@ class Quantizer(nn.Module):
 
 
 class RQVAE(nn.Module):
-    """Codebooks and decoder of one vision tower."""
+    """Codebooks and decoder of one vision tower; a `FrameDecoder`."""
 
     def __init__(self, spec: RQVAESpec) -> None:
         super().__init__()
@@ -146,7 +146,10 @@ class RQVAE(nn.Module):
             x = F.interpolate(x.float(), size=self.spec.latent_size, mode="bilinear").to(x.dtype)
         return self.decoder(self.post_quant_conv(x))
 
-    def decode(self, codes: Tensor) -> Tensor:
-        """Frames of codes [B, N, depth] as float32 [B, H, W, 3] in 0..255, not rounded."""
+    def context(self) -> None:
+        """See `FrameDecoder`: prompts hold no frames."""
+
+    def frame(self, codes: Tensor) -> Tensor:
+        """See `FrameDecoder`; each frame from its own codes alone."""
         x = self.decode_latents(self.embed(codes))
         return ((x.float() + 1.0) * 127.5).clamp(0.0, 255.0).permute(0, 2, 3, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastcar_cli.inputs.worlds.phrases import PhraseTokenizer
 from fastcar_cli.models.checkpoint import GenerationDefaults
-from fastcar_cli.models.decoder_spec import DecoderSpec
+from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.models.vila_u.network import ModelSpec
 from fastcar_lab.worlds.mini.captions import FILLERS, PHRASES, VOCABULARY

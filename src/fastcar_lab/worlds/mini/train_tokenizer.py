@@ -78,7 +78,7 @@ def evaluate(model: Tokenizer, scenes: list[Scene], count: int = 200, seed: int 
     """PSNR in dB of `count` frames of these scenes, encoded and decoded again (rounded to bytes)."""
     chosen = _draw(scenes, count, random.Random(seed))
     x = torch.from_numpy(np.stack([image(s, p) for s, p in chosen]))
-    y = model.rqvae.decode(model.encode(x)).round() / 255
+    y = model.rqvae.frame(model.encode(x)).round() / 255
     return psnr_of(float((x - y).square().mean()) * 255**2) or math.inf
 
 

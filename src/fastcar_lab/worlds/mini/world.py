@@ -80,7 +80,7 @@ class Mini:
         rendered = [render(scene) for scene in scenes]
         with torch.inference_mode():
             codes = [made.encode(torch.from_numpy(video)) for video in rendered]
-            drawn = [made.rqvae.decode(c).round().to(torch.uint8).numpy() for c in codes]
+            drawn = [made.rqvae.frame(c).round().to(torch.uint8).numpy() for c in codes]
         errors = [255**2 * np.square(a / 255.0 - b).mean() for a, b in zip(drawn, rendered, strict=True)]
         right = self.score(scenes, drawn)["all"]
         return {"videos": count, "psnr_db": psnr_of(float(np.mean(errors))), "analyser_right": right}

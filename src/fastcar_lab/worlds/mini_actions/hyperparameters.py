@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from fastcar_cli.models.decoder_spec import DecoderSpec
+from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.ivideogpt.blocks import TokenizerSpec
 from fastcar_cli.models.ivideogpt.network import IVideoGPT, IVideoGPTSpec
 from fastcar_lab.worlds.mini_actions.codes import CELLS, GRID, dictionary

@@ -71,7 +71,7 @@ class TableTokenizer(WorldTokenizer):
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
         """Codes [B, 64, depth] to frames uint8 [B, 128, 128, 3]."""
-        return self.rqvae.decode(codes).round().to(torch.uint8)
+        return self.rqvae.frame(codes).round().to(torch.uint8)
 
     @torch.no_grad()
     def decode_alone(self, codes: Tensor) -> Tensor:
