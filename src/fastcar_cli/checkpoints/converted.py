@@ -62,8 +62,7 @@ class Converted:
             "version": VERSION,
             "dtype": form.name,
             "group": GROUP,
-            "weights": {part: getattr(form, part) for part in _WEIGHTS}
-            | {"floats": str(form.floats).removeprefix("torch.")},
+            "weights": {**{p: getattr(form, p) for p in _WEIGHTS}, "floats": str(form.floats).removeprefix("torch.")},
             "rounding": self.rounding,
             "source": dict(self.source),
             "spec": self.spec.to_dict(),
@@ -91,10 +90,7 @@ class ConvertedCheckpoint(Checkpoint):
     def matches(cls, folder: Path, config: Any) -> bool:
         """See `Checkpoint`. Raises RequestError for an unfinished one."""
         if (folder / UNFINISHED).is_file():
-            raise RequestError(
-                f"{folder} is a conversion that is not done",
-                hint="the fastcar convert command that began it resumes it",
-            )
+            raise RequestError(f"{folder} is a conversion that is not done", hint="fastcar convert resumes it")
         return isinstance(config, dict) and config.get("format") == FORMAT
 
     @cached_property

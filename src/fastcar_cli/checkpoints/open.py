@@ -33,16 +33,11 @@ def folder_of(model: str) -> Path:
             _check_files(path)
             return path
         if (begun := working_folder(path)).is_dir():
-            raise RequestError(
-                f"{path} is not there yet: its conversion in {begun} is not done",
-                hint="the fastcar convert command that began it resumes it",
-            )
+            raise RequestError(f"the conversion in {begun} is not done", hint="fastcar convert resumes it")
     near = difflib.get_close_matches(model, [*BUNDLED, *REPOSITORIES], n=1)
-    raise RequestError(
-        f"unknown model {model[:80]!r}: neither a known name nor a folder"
-        + (f"; did you mean {near[0]!r}?" if near else ""),
-        hint=f"bundled: {', '.join(BUNDLED)}; from the hub: {', '.join(REPOSITORIES)}; or the path of a model folder",
-    )
+    meant = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"bundled: {', '.join(BUNDLED)}; from the hub: {', '.join(REPOSITORIES)}; or the path of a model folder"
+    raise RequestError(f"unknown model {model[:80]!r}: neither a known name nor a folder{meant}", hint=hint)
 
 
 def _check_files(folder: Path) -> None:

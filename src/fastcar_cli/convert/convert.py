@@ -89,11 +89,7 @@ class Conversion:
         self._rows: list[list[int]] = []
         if calibration is not None:
             if not isinstance(spec, ModelSpec):
-                raise RequestError(
-                    f"the model {spec.name!r} takes frames, and calibration draws videos from texts",
-                    key="calibrate",
-                    hint="leave it out",
-                )
+                raise RequestError(f"the model {spec.name!r} takes no texts", key="calibrate", hint="leave it out")
             reader = source.checkpoint.reader(source.network)
             self._rows = calibration.rows(reader, source.checkpoint.defaults.cfg != 1.0)
         self._document = json.dumps(described.to_dict(), indent=1) + "\n"
@@ -186,10 +182,8 @@ class Conversion:
             if begun is None and any(not f.name.startswith(".") for f in working.iterdir()):
                 raise RequestError(f"{working} exists and is not a conversion", hint="move it away")
             if begun is not None and file_text(begun) != self._document:
-                raise RequestError(
-                    f"{working} is a conversion of another model or with other options that is not done",
-                    hint="give the same ones, or delete it",
-                )
+                said = f"{working} is an unfinished conversion of another model or with other options"
+                raise RequestError(said, hint="give the same ones, or delete it")
         except OSError as e:
             raise _failed(working, e, hint=None) from None
         if begun is None:
@@ -200,10 +194,8 @@ class Conversion:
         if self._calibration is not None:
             needed += self._calibration.bytes_of_states(self._spec, self._rows)
         if needed > free:
-            raise RunError(
-                f"{self._folder} needs {gib(needed)} more, {gib(free)} are free on its disk",
-                hint=_RESUME,
-            )
+            said = f"{self._folder} needs {gib(needed)} more, {gib(free)} are free on its disk"
+            raise RunError(said, hint=_RESUME)
 
     def _finish(self, working: Path) -> None:
         """Add the tokenizer and config.json, and give the folder its name."""

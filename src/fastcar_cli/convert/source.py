@@ -32,10 +32,9 @@ class Source:
     def __init__(self, model: str) -> None:
         checkpoint = open_model(model)
         if isinstance(checkpoint, ConvertedCheckpoint):
-            raise RequestError(
-                f"{model} is converted already, to {checkpoint.description.form.name}",
-                hint=f"convert the model that it was made from, {checkpoint.description.source.get('name')}",
-            )
+            done = checkpoint.description
+            hint = f"convert the model that it was made from, {done.source.get('name')}"
+            raise RequestError(f"{model} is converted already, to {done.form.name}", hint=hint)
         spec, name = checkpoint.spec, checkpoint.name
         self.checkpoint = checkpoint
         self.spec = spec if name is None else replace(spec, name=name.partition("@")[0])
@@ -91,12 +90,7 @@ def target_format(source: Source, spec: Spec, dtype: str, depth: str | None = No
     uneven = {name: width for name, width in uneven.items() if not name.startswith("projector.")}
     if uneven:
         name, width = next(iter(uneven.items()))
-        raise RequestError(
-            f"needs inputs of a multiple of {GROUP}, the model {spec.name!r} has {width} ({name})",
-            key="dtype",
-            value="int4",
-            allowed="int8, bfloat16"
-            if name.startswith("llm.")
-            else ("int8, bfloat16, or ", Key("depth_dtype"), " int8"),
-        )
+        said = f"needs inputs of a multiple of {GROUP}, the model {spec.name!r} has {width} ({name})"
+        other = () if name.startswith("llm.") else (", or ", Key("depth_dtype"), " int8")
+        raise RequestError(said, key="dtype", value="int4", allowed=("int8, bfloat16", *other))
     return form

@@ -151,10 +151,9 @@ def _actions(path: Path, wanted: Wanted, actions: Path | None) -> Rows:
         return read_actions(actions, width, wanted.indices)
     if has_actions(path):
         return actions_in(path, width, wanted.indices)
-    raise RequestError(
-        f"the model {wanted.model!r} needs actions: {width} numbers for each of {wanted.frames} frames but the last",
-        hint=(Key("actions"), " FILE (.npz, .npy, .csv, .tsv or .json)"),
-    )
+    needed = f"{width} numbers for each of {wanted.frames} frames but the last"
+    hint = Key("actions"), " FILE (.npz, .npy, .csv, .tsv or .json)"
+    raise RequestError(f"the model {wanted.model!r} needs actions: {needed}", hint=hint)
 
 
 def _too_short(path: Path, wanted: Wanted, count: int) -> RequestError:

@@ -101,12 +101,9 @@ def video_frames(path: Path) -> Iterator[Image8]:
         where = "at its first frame" if index < 0 else f"after frame {index}"
         raise _damaged(path, f"{where}: {e.strerror}", index + 1) from None
     except OSError:
-        raise RequestError(
-            "is not a video or an image that can be read, or it is damaged",
-            key="input",
-            value=path,
-            allowed="a video, a GIF, an image, a folder of images, or an .npz file with frames",
-        ) from None
+        said = "is not a video or an image that can be read, or it is damaged"
+        allowed = "a video, a GIF, an image, a folder of images, or an .npz file with frames"
+        raise RequestError(said, key="input", value=path, allowed=allowed) from None
 
 
 def _damaged(path: Path, how: str, whole: int) -> RequestError:

@@ -84,16 +84,9 @@ def ms_ssim(video: Images, reference: Images) -> list[float]:
     total = sum(_MS_WEIGHTS[:count])
     # Within 1e-5 of float64, whose convolution by channel takes fifty times as long.
     v, r = (torch.from_numpy(a).permute(0, 3, 1, 2).float() for a in (video, reference))
+    betas = tuple(w / total for w in _MS_WEIGHTS[:count])
     values = multiscale_structural_similarity_index_measure(
-        v,
-        r,
-        gaussian_kernel=True,
-        sigma=1.5,
-        kernel_size=GAUSS,
-        reduction="none",
-        data_range=255.0,
-        betas=tuple(w / total for w in _MS_WEIGHTS[:count]),
-        normalize="relu",
+        v, r, sigma=1.5, kernel_size=GAUSS, reduction="none", data_range=255.0, betas=betas, normalize="relu"
     )
     return values.reshape(-1).tolist()
 
@@ -144,12 +137,8 @@ def load_lpips(file: Path) -> Callable[[Images, Images], list[float]]:
 
     package = need("lpips", (Key("metrics"), " lpips"))
     if not file.is_file():
-        raise RequestError(
-            "there is no such file",
-            key="lpips_weights",
-            value=file,
-            hint="needed: torchvision's AlexNet or VGG16 state dict (alexnet-owt-7be5be79.pth)",
-        )
+        hint = "needed: torchvision's AlexNet or VGG16 state dict (alexnet-owt-7be5be79.pth)"
+        raise RequestError("there is no such file", key="lpips_weights", value=file, hint=hint)
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
         first = tuple(state["features.0.weight"].shape)

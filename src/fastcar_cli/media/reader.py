@@ -198,11 +198,8 @@ def _array(path: Path, key: str | None) -> Iterator[Image8OrFloat]:
         if not (low >= 0 and high <= 255):
             raise RequestError(f"frame {index} has values from {low:g} to {high:g}, needed: 0 .. 255", where=what)
         if floats and 0 < high <= 1 and (row != np.rint(row)).any():
-            raise RequestError(
-                f"frame {index} has fractions from {low:g} to {high:g}, needed: 0 .. 255",
-                where=what,
-                hint="values 0 .. 1 are to be multiplied by 255",
-            )
+            said = f"frame {index} has fractions from {low:g} to {high:g}, needed: 0 .. 255"
+            raise RequestError(said, where=what, hint="multiply values 0 .. 1 by 255")
         yield row.astype(np.float32 if floats else np.uint8)
 
 
@@ -236,12 +233,8 @@ def numbers_in(
     found = named[:1] or [name for name, array in arrays.items() if fits(array.shape)] or [*arrays]
     if len(found) != 1:
         hint: Text = (Key("key"), " names one; ") if option == "input" else ""
-        raise RequestError(
-            f"holds no array {names[0]!r}, and not just one of shape {needed}",
-            key=option,
-            value=file,
-            hint=(hint, f"its arrays: {listed}"),
-        )
+        said = f"holds no array {names[0]!r}, and not just one of shape {needed}"
+        raise RequestError(said, key=option, value=file, hint=(hint, f"its arrays: {listed}"))
     array = arrays[found[0]]
     what = (Key(option), f" {file}" + (f", array {found[0]!r}" if found[0] else ""))
     if not fits(array.shape):

@@ -52,10 +52,8 @@ def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> N
     if not path.name or path.name.lower() in SUFFIXES:
         raise RequestError(f"{path}: has no name of a file", hint="such as video.mp4, or frames for a folder of PNGs")
     if path.suffix and path.suffix.lower() not in SUFFIXES:
-        raise RequestError(
-            f"{path}: unknown suffix {path.suffix!r}",
-            allowed=".mp4, .gif, or a name without suffix for a folder of PNGs",
-        )
+        allowed = ".mp4, .gif, or a name without suffix for a folder of PNGs"
+        raise RequestError(f"{path}: unknown suffix {path.suffix!r}", allowed=allowed)
     if fps is not None and fps > MOST_GIF_FPS and path.suffix.lower() == ".gif":
         raise RequestError(f"{path}: a GIF can't have {fps} frames a second", allowed=f"1 to {MOST_GIF_FPS}, or .mp4")
     parent = next((p for p in target_of(path).absolute().parents if os.path.exists(p)), Path("/"))

@@ -27,19 +27,15 @@ class ClipFiles:
     def check(self) -> None:
         """Refuse missing files and contradictions before a model is loaded. Raises RequestError."""
         if len(self.actions) not in (0, 1, len(self.files)):
-            raise RequestError(
-                f"{len(self.actions)} files for {len(self.files)} inputs",
-                key="actions",
-                hint="one for all, or one each",
-            )
+            said = f"{len(self.actions)} files for {len(self.files)} inputs"
+            raise RequestError(said, key="actions", hint="one for all, or one each")
         for option, files, kind in (("input", self.files, "file or folder"), ("actions", self.actions, "file")):
             for file in files:
                 if not file.exists():
                     raise RequestError(f"there is no such {kind}", key=option, value=file)
         if self.use.goal and self.actions:
-            raise RequestError(
-                (Key("goal"), " and ", Key("actions"), " exclude each other"), hint="actions lead forward in time"
-            )
+            both = Key("goal"), " and ", Key("actions"), " exclude each other"
+            raise RequestError(both, hint="actions lead forward in time")
 
     def single(self) -> bool:
         """Whether every input is one picture. Raises RequestError for one that can't be read."""

@@ -36,22 +36,14 @@ class TaskWorker(Protocol):
         """What makes the same worker in another process; it can be pickled."""
 
 
-class Engine(Protocol):
-    """Gives the findings of tasks in any order, as they come. `workers` do one task each at a time."""
-
-    workers: int
-
-    def __call__(self, tasks: Iterable[Any]) -> Iterator[Any]:
-        """The findings. Raises what a task raises."""
-
-
-class _Local:
-    workers = 1
+class Engine:
+    """Does tasks in this process, or as a subclass says; `workers` do one each at a time."""
 
     def __init__(self, worker: TaskWorker) -> None:
-        self._worker = worker
+        self.workers, self._worker = 1, worker
 
     def __call__(self, tasks: Iterable[Any]) -> Iterator[Any]:
+        """The findings of tasks in any order, as they come. Raises what a task raises."""
         for task in tasks:
             yield from self._worker.work(task)
 
@@ -72,7 +64,7 @@ def open_engine(
 ) -> Iterator[Engine]:
     """The engine of that name, which ends with the block. Raises RequestError where Ray is missing or unreachable."""
     if engine == "local":
-        yield _Local(worker)
+        yield Engine(worker)
         return
     ray = _RayEngine(worker, address, workers)
     try:
@@ -105,7 +97,7 @@ def _knock(address: str, where: Text) -> None:
         ) from None
 
 
-class _RayEngine:
+class _RayEngine(Engine):
     """Tasks in flight on a cluster: a running one at `address`, else one of this machine's cores.
 
     `workers` bounds how many run at once; without it, as many as the cluster has room for.

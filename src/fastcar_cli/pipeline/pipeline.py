@@ -98,12 +98,9 @@ class VideoPipeline:
             check_weights(model.network.weight_format, self._preset)
             check_memory(workload_of(spec, rows=1, frames=1, prompt=1), self._preset)
             if self.settings.draft.fixed > (most := INDEX_BITS // self._rows):
-                raise RequestError(
-                    f"the Index Register has {INDEX_BITS} bits, one for each input token of {self._rows} rows",
-                    key="draft.window",
-                    value=self.settings.draft.window,
-                    allowed=f"1 to {most}",
-                )
+                said = f"the Index Register has {INDEX_BITS} bits, one for each input token of {self._rows} rows"
+                window = self.settings.draft.window
+                raise RequestError(said, key="draft.window", value=window, allowed=f"1 to {most}")
         self._lock, self._runs = threading.Lock(), list[Run]()
         # By the number of videos, which decides what a pass takes.
         self._windows: dict[int, DraftWindow] = {}
@@ -312,10 +309,9 @@ class VideoPipeline:
         decode.windows = self._windows.setdefault(len(prompts), DraftWindow(self.settings.draft.window))
         held = decode.prompts.aligned // decode.frame
         if (wanted := self.spec.layout.prompt_frames) and held != wanted:
-            raise RequestError(
-                f"the input has {self.spec.frames_of(held)} frames, the run continues from {self.context}",
-                hint=(Key("context"), f" {self.spec.frames_of(held)}"),
-            )
+            frames = self.spec.frames_of(held)
+            said = f"the input has {frames} frames, the run continues from {self.context}"
+            raise RequestError(said, hint=(Key("context"), f" {frames}"))
         texts = [str(p) for p in prompts]
         run = Run(decode, self.name, self.fps, texts, list(seeds), readings, self._load_seconds, self._preset)
         self._runs.append(run)

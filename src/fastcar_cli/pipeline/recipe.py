@@ -85,10 +85,9 @@ def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> 
     if preset not in fpga_presets():
         taken.pop("backend.preset", None)
         if settings.get("backend.name") == "fpga-sim" and not {"backend.preset", "backend.name"} & {*given}:
-            raise RequestError(
-                f"{source} was made with an accelerator of its owner, {_last(recipe.get('accelerator', preset))!r}",
-                hint=("give its file: ", Key("backend.preset")),
-            )
+            name = _last(recipe.get("accelerator", preset))
+            hint = "give its file: ", Key("backend.preset")
+            raise RequestError(f"{source} was made with an accelerator of its owner, {name!r}", hint=hint)
     base = flat(RunConfig.from_dict(nested(taken), source).to_dict())
     taken = {k: base[k] for k in taken}
     later_wins(taken, given)

@@ -112,8 +112,8 @@ class Run:
         decode, settings = self.decode, self.decode.settings
         network = decode.model
         spec, clock, reading = network.spec, decode.clock, self.readings[video]
-        height, width = spec.frame_size
-        stats, emulated, done = self.replay_stats(video), self.emulated(), decode.done
+        (height, width), done, frames = spec.frame_size, decode.done, spec.frames_of(decode.done // decode.frame)
+        stats, emulated = self.replay_stats(video), self.emulated()
         target, controller = settings.rule.target, decode.replay and decode.replay.controller
         encode = clock.reading if spec.layout.context else 0.0
         # On a GPU the host does not see when an MLP ends.
@@ -134,12 +134,7 @@ class Run:
             },
             "tau": settings.rule.tau.plain(),
             "window": settings.window,
-            "video": {
-                "frames": spec.frames_of(done // decode.frame),
-                "height": height,
-                "width": width,
-                "fps": self.fps,
-            },
+            "video": {"frames": frames, "height": height, "width": width, "fps": self.fps},
             "tokens": {"text": decode.prompts.padded, "visual": done, "rows": decode.rows},
             "replay": {
                 **asdict(stats),

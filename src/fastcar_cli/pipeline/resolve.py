@@ -55,12 +55,8 @@ def resolve(model: LoadedModel, config: RunConfig) -> RunConfig:
     kind, window = draft.kind or "auto", _draft_length(config, spec.tokens_per_frame)
     backend, executor = config.backend, config.runtime.executor
     if backend.name != "torch" and executor not in ("auto", "torch"):
-        raise RequestError(
-            ("does not go with ", Key("backend.name"), f" {backend.name}"),
-            key="executor",
-            value=executor,
-            allowed=(Key("executor"), " torch"),
-        )
+        why = "does not go with ", Key("backend.name"), f" {backend.name}"
+        raise RequestError(why, key="executor", value=executor, allowed=(Key("executor"), " torch"))
     if backend.name == "fpga-sim" and backend.preset is None:
         from fastcar_fpga import preset_for
 
@@ -180,12 +176,9 @@ def _check_ratio(config: RunConfig, frames: int, layout: Layout) -> None:
     if replay.ratio is not None and replay.ratio > most:
         why = "a prompt and the first frame are always computed" if first else "a prompt is always computed"
         age = () if replay.max_age is None else (" and ", Key("replay.max_age"), f" {replay.max_age}")
-        raise RequestError(
-            (f"{frames + layout.context} frames", age, f" allow at most {most:.4f}, because {why}"),
-            key="replay.ratio",
-            value=f"{replay.ratio:g}",
-            allowed=f"above 0, at most {int(most * 1e4) / 1e4:g}; more frames allow more",
-        )
+        said = f"{frames + layout.context} frames", age, f" allow at most {most:.4f}, because {why}"
+        allowed = f"above 0, at most {int(most * 1e4) / 1e4:g}; more frames allow more"
+        raise RequestError(said, key="replay.ratio", value=f"{replay.ratio:g}", allowed=allowed)
 
 
 def _draft_length(config: RunConfig, frame: int) -> int:

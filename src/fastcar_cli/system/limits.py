@@ -49,10 +49,8 @@ def require_proc() -> None:
     """Raise RequestError in a sandbox of Linux without the files by which libraries know cores and memory."""
     hidden = [str(f) for f in NEEDED if not os.access(f, os.R_OK)] if sys.platform == "linux" else []
     if hidden:
-        raise RequestError(
-            f"this sandbox hides {' and '.join(hidden)}, by which PyTorch knows cores and memory",
-            hint="let the sandbox mount it, such as bwrap --proc /proc or unshare --fork --pid --mount-proc",
-        )
+        said = f"this sandbox hides {' and '.join(hidden)}, by which PyTorch knows cores and memory"
+        raise RequestError(said, hint="mount it: bwrap --proc /proc, or unshare --fork --pid --mount-proc")
 
 
 def free_memory(machine: int) -> int:

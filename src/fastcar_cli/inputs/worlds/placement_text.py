@@ -179,11 +179,9 @@ class PlacementTokenizer(PhraseTokenizer):
         count = sum(t in self.things for t in tokens)
         if self.layouts and not 0 < count <= self._most:
             said = f"{count} things" if count else "nothing to draw"
-            raise RequestError(
-                f"the prompt {text!r} names {said}, the model {model!r} draws 1 to {self._most}",
-                hint=(f"it does not know {', '.join(reading.unknown)}; " if reading.unknown else "")
-                + f"things: {', '.join(self.things)}",
-            )
+            unknown = f"it does not know {', '.join(reading.unknown)}; " if reading.unknown else ""
+            said = f"the prompt {text!r} names {said}, the model {model!r} draws 1 to {self._most}"
+            raise RequestError(said, hint=f"{unknown}things: {', '.join(self.things)}")
         if (said := " ".join(self._planned(tokens))) != " ".join(tokens):
             notices.append(
                 f"the model {model!r} has no placement of {' '.join(tokens)!r} and draws the nearest: {said!r}"
