@@ -21,8 +21,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fastcar_cli.cli.app import app
-from fastcar_cli.demo.make import Maker, empty_results, models
-from fastcar_cli.demo.server import Server
+from fastcar_cli.demo.server import Maker, Server, empty_results, models
 from fastcar_cli.errors import RequestError
 
 PROMPT = "a red ball on the grass"

@@ -22,7 +22,7 @@ import errno, importlib, json, os, signal, sys, time
 
 for name in ("generate", "sweep", "sweep_render", "convert", "demo", "writing", "render"):
     importlib.import_module("fastcar_cli.cli." + name)
-for name in ("pipeline.pipeline", "sweep.session", "convert.convert", "media", "demo.make", "demo.server"):
+for name in ("pipeline.pipeline", "sweep.session", "convert.convert", "media", "demo.server"):
     importlib.import_module("fastcar_cli." + name)
 import av, pyarrow.parquet
 from fastcar_cli import __main__ as program

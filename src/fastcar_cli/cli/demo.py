@@ -20,8 +20,7 @@ def demo(
 ) -> None:
     """Make videos on a page in this machine's browser, with their replay maps, until Ctrl-C."""
     from fastcar_cli.cli.render import console, note
-    from fastcar_cli.demo.make import Maker
-    from fastcar_cli.demo.server import Server
+    from fastcar_cli.demo.server import Maker, Server
 
     server = Server(Maker(), port)
     typer.echo(server.url)

@@ -124,7 +124,7 @@ def _measured(run: RunConfig, lengths: list[int], rows: int | None, repeats: int
 
 def _decoded(model: str, prompt: str, tau: str, seed: int, device: str, dtype: str) -> dict[str, Any]:
     from fastcar_cli.pipeline.pipeline import VideoPipeline
-    from fastcar_cli.profile.decode_profile import profile_decode
+    from fastcar_cli.profile.profile_report import profile_decode
 
     flags = {"model": model, "replay.tau": tau, "draft.kind": "off", "runtime.device": device, "runtime.dtype": dtype}
     pipe = VideoPipeline.from_config(load_config(None, (), flags))

@@ -215,14 +215,7 @@ _NEVER = Tau((1e30,))
 
 
 def measure_step(
-    shape: Shape,
-    rows: int,
-    seq: int,
-    *,
-    repeats: int,
-    tau: Tau = OFF,
-    scored: bool = False,
-    executor: str = "torch",
+    shape: Shape, rows: int, seq: int, *, repeats: int, tau: Tau = OFF, scored: bool = False, executor: str = "torch"
 ) -> Measured:
     """Median seconds of a decode step with `seq` tokens of context, whole and by part.
 

@@ -148,17 +148,14 @@ def summarise(cells: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[d
             key_of[str(x["window"]), x["backend"]],
             not dense_line(x),
             list(SCORES).index(x["score"]),
-            _draft_order(x["draft"]),
+            x["draft"] != OFF,
+            x["draft"].partition("-")[0],
+            int(x["draft"].partition("-")[2] or 1),
             x["gate"],
             0.0 if x["tau"] is None else -float(x["tau"]),
             x["ratio"] or 0.0,
         ),
     )
-
-
-def _draft_order(draft: str) -> tuple[bool, str, int]:
-    kind, _, window = draft.partition("-")
-    return draft != OFF, kind, int(window or 1)
 
 
 def dense_line(line: dict[str, Any]) -> bool:
