@@ -24,6 +24,7 @@ from fastcar_cli.media import read_frames
 from fastcar_cli.models.ivideogpt.network import IVideoGPT
 from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_lab.training import loop as steps
+from fastcar_lab.training.loop import Watch
 from fastcar_lab.worlds.mini.analyser import follow
 from fastcar_lab.worlds.mini_actions import samples, train_tokenizer, train_transformer
 from fastcar_lab.worlds.mini_actions.codes import GRID, dictionary
@@ -159,9 +160,9 @@ def test_stopped_and_killed_training_resumes_as_if_it_had_not_been(
     train_tokenizer.new_tokenizer().save(tokenizer)
     train_transformer.train(whole, tokenizer, settings)
     with monkeypatch.context() as patch, pytest.raises(steps.OutOfTime, match="step 1 of 5"):
-        train_transformer.train(parts, tokenizer, settings, deadline=stop_before(1, patch))
+        train_transformer.train(parts, tokenizer, settings, watch=Watch(deadline=stop_before(1, patch)))
     with pytest.raises(KeyboardInterrupt):
-        train_transformer.train(parts, tokenizer, settings, log=kill_at(4))
+        train_transformer.train(parts, tokenizer, settings, watch=Watch(kill_at(4)))
     train_transformer.train(parts, tokenizer, settings)
     rows = [json.loads(line) for line in (parts / "log.jsonl").read_text().splitlines()]
     assert [r["step"] for r in rows] == [1, 2, 3, 4, 5] and ("replayed" in rows[0]) == (stage == "replay")
@@ -174,10 +175,10 @@ def test_stopped_and_killed_training_resumes_as_if_it_had_not_been(
 def test_a_stopped_tokenizer_resumes_as_if_it_had_not_been(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [tmp_path / k / "tokenizer.safetensors" for k in ("whole", "parts")]
     said: list[str] = []
-    train_tokenizer.train(files[0], steps=4, log=said.append)
+    train_tokenizer.train(files[0], steps=4, watch=Watch(said.append))
     assert "tokenizer step 4" in said[-1]
     with monkeypatch.context() as patch, pytest.raises(steps.OutOfTime, match="3 of 4"):
-        train_tokenizer.train(files[1], steps=4, deadline=stop_before(3, patch))
+        train_tokenizer.train(files[1], steps=4, watch=Watch(deadline=stop_before(3, patch)))
     assert not files[1].exists()
     train_tokenizer.train(files[1], steps=4)
     assert files[0].read_bytes() == files[1].read_bytes()

@@ -13,6 +13,7 @@ from fastcar_cli.inputs.worlds.physics import simulate
 from fastcar_cli.inputs.worlds.scenery import read_scenery
 from fastcar_cli.models.vila_u.network import VideoModel
 from fastcar_lab.training.decoder import TABLES, hidden_states, optimizers
+from fastcar_lab.training.loop import Watch
 from fastcar_lab.training.start import start_map
 from fastcar_lab.training.tokenizer import to_patches
 from fastcar_lab.worlds.table import train_map
@@ -63,7 +64,7 @@ def test_the_map_learns_looks_and_nothing_else_changes(tokenizer: TableTokenizer
     before = {k: v.clone() for k, v in model.state_dict().items()}
     said: list[str] = []
     settings = TableSettings(5, bfloat16=False)
-    train_map.train(tmp_path, model, tokenizer, settings, steps=20, deadline=None, log=said.append)
+    train_map.train(tmp_path, model, tokenizer, settings, steps=20, watch=Watch(said.append))
     errors = [float(line.split("held_out_things ")[1].split()[0]) for line in said]
     assert errors[-1] < 0.8 * errors[0]
     changed = {k for k, v in model.state_dict().items() if not torch.equal(v, before[k])}

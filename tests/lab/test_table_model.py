@@ -21,7 +21,7 @@ from fastcar_lab import worlds
 from fastcar_lab.training import loop as steps
 from fastcar_lab.training.ahead import Ahead
 from fastcar_lab.training.decoder import causal_attention, hidden_states
-from fastcar_lab.training.loop import OutOfTime, rng_of
+from fastcar_lab.training.loop import OutOfTime, Watch, rng_of
 from fastcar_lab.training.muon import Muon
 from fastcar_lab.training.start import new_model
 from fastcar_lab.training.tokenizer import quantize, to_patches
@@ -112,7 +112,7 @@ def test_without_neighbours_a_position_is_drawn_alone(tokenizer: TableTokenizer)
 def test_the_second_stage_changes_no_code(tokenizer: TableTokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "codes.safetensors")
     settings = TokenizerSettings(2, patches=64, pool=2, evaluate_every=100)
-    trained = train_tokenizer.train(tmp_path, "pixels", settings, log=lambda _: None)
+    trained = train_tokenizer.train(tmp_path, "pixels", settings, watch=Watch(lambda _: None))
     frames = torch.from_numpy(render(scene_of(5, 2))[:2])
     assert torch.equal(trained.encode(frames), tokenizer.encode(frames))
     assert not torch.equal(trained.decode(tokenizer.encode(frames)), tokenizer.decode(tokenizer.encode(frames)))
@@ -275,8 +275,8 @@ def test_stopped_tokenizer_training_resumes_to_the_same_weights(
             clock = count()
             monkeypatch.setattr(steps, "time", SimpleNamespace(monotonic=lambda clock=clock: next(clock)))
             with pytest.raises(OutOfTime):
-                train_tokenizer.train(out, stage, settings, deadline=float(stop), log=lambda _: None)
-        results.append(train_tokenizer.train(out, stage, settings, log=lambda _: None).state_dict())
+                train_tokenizer.train(out, stage, settings, watch=Watch(lambda _: None, float(stop)))
+        results.append(train_tokenizer.train(out, stage, settings, watch=Watch(lambda _: None)).state_dict())
     for key, value in results[0].items():
         assert torch.allclose(value, results[1][key], atol=1e-5), key
 
@@ -290,7 +290,7 @@ def test_a_trained_folder_loads_and_has_no_place_tables(
     tokenizer.save(file)
     settings = TableSettings(2, batch=2, clip=2, whole=0.0, map_steps=2, bfloat16=False)
     monkeypatch.setattr(train_decoder, "validate", lambda *_: {})
-    train_decoder.train(tmp_path / "base", file, settings, spec=spec, log=lambda _: None)
+    train_decoder.train(tmp_path / "base", file, settings, spec=spec, watch=Watch(lambda _: None))
     training.export(spec, tmp_path / "table", tmp_path / "base" / "checkpoint.pt", file)
     model = load(str(tmp_path / "table"))
     assert model.network.spec == spec and model.network.places is None

@@ -21,6 +21,7 @@ from fastcar_lab import worlds
 from fastcar_lab.training import decoder
 from fastcar_lab.training import loop as steps
 from fastcar_lab.training.decoder import TrainSettings
+from fastcar_lab.training.loop import Watch
 from fastcar_lab.worlds.mini import train_decoder, train_tokenizer
 from fastcar_lab.worlds.mini.hyperparameters import MINI
 
@@ -61,11 +62,11 @@ def test_stopped_and_killed_training_resumes_as_if_it_had_not_been(
     whole, parts = (tokenizer.parent / f"{stage}-{k}" for k in ("whole", "parts"))
     train_decoder.train(whole, tokenizer, settings)
     with monkeypatch.context() as patch, pytest.raises(steps.OutOfTime, match="step 1 of 5"):
-        train_decoder.train(parts, tokenizer, settings, deadline=stop_before(1, patch))
+        train_decoder.train(parts, tokenizer, settings, watch=Watch(deadline=stop_before(1, patch)))
     with pytest.raises(KeyboardInterrupt):
-        train_decoder.train(parts, tokenizer, settings, log=kill_at(4))
+        train_decoder.train(parts, tokenizer, settings, watch=Watch(kill_at(4)))
     said: list[str] = []
-    train_decoder.train(parts, tokenizer, settings, log=said.append)
+    train_decoder.train(parts, tokenizer, settings, watch=Watch(said.append))
     assert "resumed at step 2 of 5" in said
     rows = [json.loads(line) for line in (parts / "log.jsonl").read_text().splitlines()]
     assert [r["step"] for r in rows] == [1, 2, 3, 4, 5]
@@ -83,7 +84,7 @@ def test_a_stopped_tokenizer_resumes_as_if_it_had_not_been(tmp_path: Path, monke
         # The second call's clock ticks in the encoder's one step left too.
         deadline = stop_before({"1 of 2": 1, "3 of 6": 4}[part], monkeypatch)
         with pytest.raises(steps.OutOfTime, match=part):
-            train_tokenizer.train(files[1], steps=8, deadline=deadline)
+            train_tokenizer.train(files[1], steps=8, watch=Watch(deadline=deadline))
         assert not files[1].exists()
     train_tokenizer.train(files[1], steps=8)
     assert files[0].read_bytes() == files[1].read_bytes()

@@ -47,11 +47,6 @@ class Benchmark:
         """The model's specification, at its full depth."""
         return (published(self.shape) or open_model(self.shape)).spec
 
-    @property
-    def contestants(self) -> int:
-        """Those with keys and values of their own, at most: dense and forced in four formats, and six others."""
-        return 4 * (2 * len(RATIOS)) + 6
-
 
 def check(plan: Benchmark) -> None:
     """Raise RequestError for a context without a frame to replay or past the model's positions, or without room for
@@ -71,11 +66,13 @@ def check(plan: Benchmark) -> None:
         )
     layers, number = (decoder.layers, 4) if plan.whole else (plan.layers, 2)
     slot = 2 * layers * decoder.kv_heads * decoder.head_dim * number
-    caches = plan.contestants * plan.rows * (plan.context + plan.passes + spec.tokens_per_frame) * slot
+    # With keys and values of their own, at most: dense and forced in four formats, and six others.
+    contestants = 4 * 2 * len(RATIOS) + 6
+    caches = contestants * plan.rows * (plan.context + plan.passes + spec.tokens_per_frame) * slot
     free = available_bytes(plan.device)
     if caches > free:
         raise RequestError(
-            f"{plan.contestants} contestants with {plan.rows} rows hold {gib(caches)} of "
+            f"{contestants} contestants with {plan.rows} rows hold {gib(caches)} of "
             f"keys and values, {gib(free)} are free",
             key="context",
             value=plan.context,

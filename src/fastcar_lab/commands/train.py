@@ -81,7 +81,7 @@ def train(
     import torch
 
     from fastcar_lab.training import stages
-    from fastcar_lab.training.loop import OutOfTime
+    from fastcar_lab.training.loop import OutOfTime, Watch
 
     one_of("--device", device, ("cpu", "cuda"))
     one_of("--dtype", dtype, ("bfloat16", "float32"))
@@ -120,8 +120,7 @@ def train(
                 tokenizer_steps=tokens,
                 base=base,
                 replay_steps=second,
-                deadline=deadline,
-                log=log,
+                watch=Watch(log, deadline),
             )
     except OutOfTime as e:
         log(f"{e}: the same command resumes")

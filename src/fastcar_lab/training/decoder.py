@@ -23,7 +23,7 @@ from fastcar_cli.decoding.replay.replay import replays, temporal_attention_score
 from fastcar_cli.models.bundled.placement_map import Near, PlacementMap
 from fastcar_cli.models.decoder import Branch, rotate
 from fastcar_cli.models.vila_u.network import VideoModel
-from fastcar_lab.training.loop import descend, rng_of
+from fastcar_lab.training.loop import Watch, descend, rng_of
 from fastcar_lab.training.muon import Muon
 
 
@@ -193,6 +193,15 @@ def tas_target(codes: Tensor, grid: tuple[int, int]) -> Tensor:
     return target.masked_fill(maps > 0, CHANGED_TAS).view(len(codes), -1)[:, :-1]
 
 
+def align(
+    loss: Tensor, values: dict[str, Any], scores: list[Tensor], shares: list[Tensor], target: Tensor, weight: float
+) -> Tensor:
+    """The loss with a term that makes TAS of the blocks follow a target; adds its numbers to those for the log."""
+    aligned = torch.stack([F.smooth_l1_loss(score, target) for score in scores]).mean()
+    values |= {"align": aligned.detach(), "replayed": torch.stack(shares).mean()}
+    return loss + weight * aligned
+
+
 def draw_tau(settings: TrainSettings, rng: random.Random) -> float:
     """Threshold of one training video: dense, everything replays, or anything between."""
     number = rng.random()
@@ -246,9 +255,9 @@ def optimizers(model: nn.Module, settings: TrainSettings) -> list[torch.optim.Op
     return [*optimizers, adam]
 
 
-def factor(done: float, warmup: float) -> float:
-    """Share of the full learning rate when this share of the steps is done."""
-    return min(1.0, (done + 1e-3) / warmup) * max(0.02, min(1.0, (1.0 - done) / 0.6))
+def factor(done: float, warmup: float = 0.02, fall: float = 0.6) -> float:
+    """Share of the full learning rate when this share of the steps is done; it falls over the last `fall` of them."""
+    return min(1.0, (done + 1e-3) / warmup) * max(0.02, min(1.0, (1.0 - done) / fall))
 
 
 def run_stage(
@@ -258,20 +267,20 @@ def run_stage(
     loss_at: Callable[[int, random.Random], tuple[Tensor, Mapping[str, float | Tensor], int]],
     judge: Callable[[], dict[str, float]],
     *,
-    every: int,
+    every: int | None = None,
     start: Path | None,
-    deadline: float | None,
-    log: Callable[[str], None],
+    watch: Watch,
     updating: Sequence[torch.optim.Optimizer] | None = None,
 ) -> None:
     """The steps of one stage in folder `out`; a stopped one resumes from its checkpoint as if it had not been stopped.
 
-    `loss_at(step, rng)` gives a batch's loss, numbers for the log and its videos; `judge` those of held-out
-    ones, `every` so many steps. `start` is a checkpoint of an earlier stage to begin from. Writes `checkpoint.pt`
-    (everything to resume from) and `log.jsonl` (one line an evaluation). `deadline` and errors: see `remaining_steps`.
-    `updating` are the optimizers where `loss_at` updates the weights itself, as a captured step does.
+    `loss_at(step, rng)` gives a batch's loss, numbers for the log and its videos; `judge` those of held-out ones,
+    `every` so many steps, or 20 times in all. `start` is a checkpoint of an earlier stage to begin from. Writes
+    `checkpoint.pt` (everything to resume from) and `log.jsonl` (one line an evaluation). Errors: see
+    `remaining_steps`. `updating` are the optimizers where `loss_at` updates weights itself, as a captured step does.
     """
     out.mkdir(parents=True, exist_ok=True)
+    every = every or max(1, settings.steps // 20)
     opts = optimizers(model, settings) if updating is None else list(updating)
     if start is not None:
         model.load_state_dict(torch.load(start, map_location=settings.device, weights_only=True)["model"])
@@ -297,7 +306,7 @@ def run_stage(
             }
             state["log"].append(row)
             (out / "log.jsonl").write_text("".join(json.dumps(r) + "\n" for r in state["log"]), encoding="utf-8")
-            log(" ".join(f"{k} {v:.4g}" for k, v in row.items()))
+            watch.log(" ".join(f"{k} {v:.4g}" for k, v in row.items()))
 
     descend(
         out / "checkpoint.pt",
@@ -308,8 +317,7 @@ def run_stage(
         rate=lambda full, step: settings.rate * full * factor(step / settings.steps, settings.warmup),
         settings=fixed,
         state=state,
-        deadline=deadline,
-        log=log,
+        watch=watch,
         updated=updating is not None,
         after=report,
     )

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,13 @@ CHECKPOINT_EVERY = 100
 
 class OutOfTime(Exception):
     """The time that a call was given is over; what was done is in the checkpoint."""
+
+
+class Watch(NamedTuple):
+    """Who hears of a run, and the time of `time.monotonic()` at which it stops."""
+
+    log: Callable[[str], None] = print
+    deadline: float | None = None
 
 
 def rng_of(seed: int, step: int) -> random.Random:
@@ -38,14 +45,12 @@ def remaining_steps(
     *,
     settings: dict[str, Any],
     state: dict[str, Any],
-    deadline: float | None,
-    log: Callable[[str], None],
+    watch: Watch,
 ) -> Iterator[int]:
     """Numbers of the steps still to do, from 0 to total - 1; the caller does each before it takes the next.
 
     A checkpoint that is there is read into `model`, `optimizers` and `state` first, and a finished one gives no step.
-    `deadline` is a time of `time.monotonic()`. Raises OutOfTime there, and RequestError where the checkpoint was made
-    with other settings.
+    Raises OutOfTime at the deadline, and RequestError where the checkpoint was made with other settings.
     """
     first = 0
     if checkpoint.exists():
@@ -63,7 +68,7 @@ def remaining_steps(
             optimizer.load_state_dict(kept)
         state.update(saved["state"])
         first = saved["step"]
-        log(f"resumed at step {first} of {total}")
+        watch.log(f"resumed at step {first} of {total}")
 
     def save(step: int) -> None:
         temporary = checkpoint.with_suffix(".tmp")
@@ -72,7 +77,7 @@ def remaining_steps(
         temporary.replace(checkpoint)
 
     for step in range(first, total):
-        if deadline is not None and time.monotonic() >= deadline:
+        if watch.deadline is not None and time.monotonic() >= watch.deadline:
             save(step)
             raise OutOfTime(f"stopped at step {step} of {total} of {checkpoint.parent.name}")
         yield step
@@ -90,8 +95,7 @@ def descend(
     rate: Callable[[float, int], float],
     settings: dict[str, Any],
     state: dict[str, Any],
-    deadline: float | None,
-    log: Callable[[str], None],
+    watch: Watch,
     parameters: Sequence[nn.Parameter] | None = None,
     largest: float = 1.0,
     updated: bool = False,
@@ -105,9 +109,7 @@ def descend(
     """
     full = [[group.get("full", group["lr"]) for group in optimizer.param_groups] for optimizer in optimizers]
     learn = [p for p in model.parameters() if p.requires_grad] if parameters is None else parameters
-    for step in remaining_steps(
-        checkpoint, steps, model, optimizers, settings=settings, state=state, deadline=deadline, log=log
-    ):
+    for step in remaining_steps(checkpoint, steps, model, optimizers, settings=settings, state=state, watch=watch):
         for optimizer, rates in zip(optimizers, full, strict=True):
             for group, highest in zip(optimizer.param_groups, rates, strict=True):
                 if isinstance(group["lr"], Tensor):

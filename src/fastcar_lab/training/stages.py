@@ -17,9 +17,8 @@ from fastcar_cli.models.network import Spec
 from fastcar_cli.models.vila_u.network import ModelSpec, VideoModel
 from fastcar_lab.storage import save
 from fastcar_lab.training.decoder import TrainSettings
+from fastcar_lab.training.loop import Watch
 from fastcar_lab.training.tokenizer import TrainedTokenizer, WorldTokenizer
-
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -27,14 +26,14 @@ class Training:
     """How a world's model is trained.
 
     `steps` are those of tokenizer, base and replay stage where nothing else is given. `tokenizer(output, steps, seed,
-    deadline, log)` trains the tokenizer, a `kind`, in a folder, of which the decoder's stages read the file `codes`;
+    watch)` trains the tokenizer, a `kind`, in a folder, of which the decoder's stages read the file `codes`;
     `stage` is a stage of the decoder, taking `settings` (see `decoder.run_stage`). `export(spec, folder, checkpoint,
     tokenizer)` writes a model folder, weights as float16, those of logits `sharper` times as large.
     """
 
     steps: tuple[int, int, int]
     codes: str
-    tokenizer: Callable[[Path, int, int, float | None, Log], None]
+    tokenizer: Callable[[Path, int, int, Watch], None]
     kind: type[TrainedTokenizer]
     settings: type[TrainSettings]
     stage: Callable[..., object]
@@ -58,13 +57,13 @@ def text_model(
     return export
 
 
-def one_file(train: Callable[..., object]) -> Callable[[Path, int, int, float | None, Log], None]:
+def one_file(train: Callable[..., object]) -> Callable[[Path, int, int, Watch], None]:
     """`Training.tokenizer` of one that is trained into one file."""
 
-    def tokenizer(output: Path, steps: int, seed: int, deadline: float | None, log: Log) -> None:
+    def tokenizer(output: Path, steps: int, seed: int, watch: Watch) -> None:
         file = output / "tokenizer.safetensors"
         if not file.exists():
-            train(file, steps=steps, seed=seed, deadline=deadline, log=log)
+            train(file, steps=steps, seed=seed, watch=watch)
 
     return tokenizer
 
@@ -113,15 +112,14 @@ def run(
     tokenizer_steps: int,
     base: TrainSettings,
     replay_steps: int,
-    deadline: float | None,
-    log: Log,
+    watch: Watch,
 ) -> Path | None:
     """Train the stages of a world in folder `output`; `export` makes a model folder of each that was trained.
 
     Returns the last one's folder, or None without `export`; `NAME-dense` is of the base stage, `NAME` of the replay
     stage. A trained `tokenizer` is copied there first. With `model`, a name or folder, its tokenizer is, and the first
     stage begins with its weights. Raises RequestError where a stage before is missing, file or model are none of this
-    world or the folder has others, OutOfTime at `deadline`.
+    world or the folder has others, OutOfTime at the deadline.
     """
     start = None if model is None else _begin_with(training, spec, model, output)
     if tokenizer is not None:
@@ -133,7 +131,7 @@ def run(
             ) from None
         _take(training, made, output, (Key("tokenizer"), f" {tokenizer}"))
     if "tokenizer" in stages:
-        training.tokenizer(output, tokenizer_steps, base.seed, deadline, log)
+        training.tokenizer(output, tokenizer_steps, base.seed, watch)
     codes, first = output / training.codes, output / "base" / "checkpoint.pt"
     if start is not None and "base" not in stages and not first.exists():
         first = start
@@ -142,7 +140,7 @@ def run(
         if stage in stages:
             if not needed.exists():
                 raise RequestError(f"needs {needed}", key="stage", value=stage, hint="run the stage before it first")
-            training.stage(output / stage, codes, settings, spec=spec, start=before, deadline=deadline, log=log)
+            training.stage(output / stage, codes, settings, spec=spec, start=before, watch=watch)
     if "export" not in stages:
         return None
     file = output / "tokenizer.safetensors"

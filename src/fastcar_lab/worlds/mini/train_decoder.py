@@ -6,7 +6,6 @@ Teacher forcing over whole videos, see `fastcar_lab.training.decoder`.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcar_cli.models.vila_u.network import ModelSpec, VideoModel
-from fastcar_lab.training.decoder import TrainSettings, draw_taus, forward, run_stage, tas_target
+from fastcar_lab.training.decoder import TrainSettings, align, draw_taus, forward, run_stage, tas_target
+from fastcar_lab.training.loop import Watch
 from fastcar_lab.training.start import new_model
 from fastcar_lab.worlds.mini.captions import caption
 from fastcar_lab.worlds.mini.hyperparameters import MINI, mini_tokenizer
@@ -95,11 +95,10 @@ def train(
     *,
     spec: ModelSpec = MINI,
     start: Path | None = None,
-    deadline: float | None = None,
-    log: Callable[[str], None] = print,
+    watch: Watch = Watch(),
 ) -> VideoModel:
     """Train one stage of `mini` in folder `out`, see `run_stage`."""
-    trained, held_out = encode_world(out.parent, log)
+    trained, held_out = encode_world(out.parent, watch.log)
     model = new_model(spec, Tokenizer.load(tokenizer_path).rqvae, settings.seed).to(settings.device)
     batches = Batches(trained, settings)
     n, run = model.spec.tokens_per_frame, torch.compile(forward) if settings.compile else forward
@@ -114,21 +113,8 @@ def train(
         loss = (each * weights).sum() / weights.sum() / codes.shape[-1]
         values = {"train": float(each.detach().mean())}
         if scores:
-            target = tas_target(codes, model.spec.rqvae.grid)
-            aligned = torch.stack([F.smooth_l1_loss(s, target) for s in scores]).mean()
-            loss = loss + settings.align * aligned
-            values |= {"align": float(aligned.detach()), "replayed": float(torch.stack(shares).mean())}
+            loss = align(loss, values, scores, shares, tas_target(codes, model.spec.rqvae.grid), settings.align)
         return loss, values, len(text)
 
-    run_stage(
-        out,
-        model,
-        settings,
-        loss_at,
-        lambda: validate(model, held_out, settings),
-        every=max(1, settings.steps // 20),
-        start=start,
-        deadline=deadline,
-        log=log,
-    )
+    run_stage(out, model, settings, loss_at, lambda: validate(model, held_out, settings), start=start, watch=watch)
     return model

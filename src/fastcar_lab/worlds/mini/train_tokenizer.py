@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fastcar_cli.media.metrics import psnr_of
 from fastcar_cli.models.vila_u.rqvae import RQVAESpec
-from fastcar_lab.training.loop import descend, rng_of
+from fastcar_lab.training.loop import Watch, descend, rng_of
 from fastcar_lab.training.tokenizer import WorldTokenizer, quantize, to_patches
 from fastcar_lab.worlds.mini.patches import PatchEncoder, build_dictionary
 from fastcar_lab.worlds.mini.render import image
@@ -157,12 +157,11 @@ def train(
     *,
     steps: int,
     seed: int = 0,
-    deadline: float | None = None,
-    log: Callable[[str], None] = print,
+    watch: Watch = Watch(),
 ) -> Tokenizer:
     """Train the encoder for a quarter of the steps and pixels for the rest, and write `out`; returns the model.
 
-    Their checkpoints lie in the folder `out` without its suffix. `deadline` and errors: see `remaining_steps`.
+    Their checkpoints lie in the folder `out` without its suffix. Errors: see `remaining_steps`.
     """
     torch.manual_seed(seed)
     trained, held_out = ([s for c in part for s in scenes_of(c)] for part in split_combinations())
@@ -188,20 +187,19 @@ def train(
             rate=lambda full, step: full * min(1.0, (step + 1) / 50) * max(0.01, 1 - step / steps),
             settings={"steps": steps, "seed": seed, **settings},
             state=state,
-            deadline=deadline,
-            log=log,
+            watch=watch,
             parameters=parameters,
             largest=largest,
         )
 
-    descends("encoder", steps // 4, [*model.encoder.parameters()], _encoder_loss(model, trained, log), {})
+    descends("encoder", steps // 4, [*model.encoder.parameters()], _encoder_loss(model, trained, watch.log), {})
     state, left = {"loss": 1.0}, steps - steps // 4
     drawn = [*model.rqvae.decoder.parameters(), *model.rqvae.post_quant_conv.parameters()]
-    loss_at = _pixels_loss(model, trained, held_out, left, state, log)
+    loss_at = _pixels_loss(model, trained, held_out, left, state, watch.log)
     descends("pixels", left, drawn, loss_at, state, largest=1.0, batch=BATCH, lr=LR)
     model.eval()
     model.save(out)
-    log(f"tokenizer saved: {asdict(model.spec)}; held-out PSNR {evaluate(model, held_out):.2f} dB")
+    watch.log(f"tokenizer saved: {asdict(model.spec)}; held-out PSNR {evaluate(model, held_out):.2f} dB")
     return model
 
 

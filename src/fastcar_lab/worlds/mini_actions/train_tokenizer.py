@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,8 @@ from fastcar_cli.media.metrics import psnr_of
 from fastcar_cli.models.ivideogpt.blocks import CrossAttention, TokenizerSpec
 from fastcar_cli.models.ivideogpt.network import IVideoGPT
 from fastcar_cli.models.ivideogpt.tokenizer import Codebook, Tokenizer
-from fastcar_lab.training.loop import descend, rng_of
+from fastcar_lab.training.decoder import factor
+from fastcar_lab.training.loop import Watch, descend, rng_of
 from fastcar_lab.training.muon import Muon
 from fastcar_lab.training.tokenizer import TrainedTokenizer
 from fastcar_lab.worlds.mini.scene import BACKGROUNDS
@@ -186,18 +186,12 @@ def optimizers(model: Tokenizer) -> list[torch.optim.Optimizer]:
     return [Muon(inside, lr=MUON_LR), torch.optim.AdamW(rest, lr=LR, betas=(0.9, 0.99), weight_decay=0.0)]
 
 
-def factor(done: float) -> float:
-    """Share of the full learning rate when this share of the steps is done."""
-    return min(1.0, (done + 1e-3) / 0.02) * max(0.02, min(1.0, (1.0 - done) / 0.7))
-
-
 def train(
     out: Path,
     *,
     steps: int,
     seed: int = 0,
-    deadline: float | None = None,
-    log: Callable[[str], None] = print,
+    watch: Watch = Watch(),
 ) -> ActionsTokenizer:
     """Train the tokenizer and write `out`; its checkpoint lies beside it. For the rest see `remaining_steps`."""
     model, trained = new_tokenizer(seed=seed), looks()[0]
@@ -205,7 +199,7 @@ def train(
 
     def report(step: int, loss: Tensor) -> None:
         if (step + 1) % 200 == 0 or step + 1 == steps:
-            log(" ".join(f"{k} {v:.4g}" for k, v in {"tokenizer step": step + 1, **evaluate(model)}.items()))
+            watch.log(" ".join(f"{k} {v:.4g}" for k, v in {"tokenizer step": step + 1, **evaluate(model)}.items()))
 
     # The fused attention of CPUs is slow backwards.
     with sdpa_kernel(SDPBackend.MATH):
@@ -215,11 +209,10 @@ def train(
             model,
             optimizers(model),
             lambda step: (decoder_loss if step % 3 else encoder_loss)(model, draw(trained, rng_of(seed, step))),
-            rate=lambda full, step: full * factor(step / steps),
+            rate=lambda full, step: full * factor(step / steps, fall=0.7),
             settings={"steps": steps, "seed": seed, "videos": VIDEOS, "later": LATER, "lr": LR, "muon_lr": MUON_LR},
             state={},
-            deadline=deadline,
-            log=log,
+            watch=watch,
             after=report,
         )
     model.save(out)

@@ -9,7 +9,6 @@ happens, and in the replay stage the replay rule in the pass, with a term that m
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,13 +20,17 @@ from torch import Tensor
 from fastcar_cli.decoding.replay.replay import replays, temporal_attention_score
 from fastcar_cli.models.decoder import Branch, rotate
 from fastcar_cli.models.ivideogpt.network import IVideoGPT, IVideoGPTSpec
-from fastcar_lab.training.decoder import TrainSettings, draw_taus, replay_known, run_stage
+from fastcar_lab.dummy.ivideogpt import write_checkpoint
+from fastcar_lab.training.decoder import TrainSettings, align, draw_taus, replay_known, run_stage
+from fastcar_lab.training.loop import Watch
 from fastcar_lab.worlds.mini_actions.codes import GRID, dictionary
 from fastcar_lab.worlds.mini_actions.hyperparameters import MINI_ACTIONS, TOKENIZER, initialise
 from fastcar_lab.worlds.mini_actions.scene import FRAMES, Look, Story, draw_story, looks
 from fastcar_lab.worlds.mini_actions.train_tokenizer import ActionsTokenizer
 
 N = TOKENIZER.stride
+SHARPER = 4.0
+"""Factor on logits: the released code draws at temperature 1, where a small model would often take an unlikely code."""
 
 
 @dataclass(frozen=True)
@@ -168,10 +171,7 @@ def loss_of(
     values = {"train": float(each.detach().mean()), "busy": float(each.detach()[busy].mean())}
     if scores:
         free = torch.arange(scores[0].shape[1]) % N != 0
-        wanted = target(batch)[:, free]
-        aligned = torch.stack([F.smooth_l1_loss(s[:, free], wanted) for s in scores]).mean()
-        loss = loss + settings.align * aligned
-        values |= {"align": float(aligned.detach()), "replayed": float(torch.stack(shares).mean())}
+        loss = align(loss, values, [s[:, free] for s in scores], shares, target(batch)[:, free], settings.align)
     return loss, values
 
 
@@ -205,8 +205,7 @@ def train(
     *,
     spec: IVideoGPTSpec = MINI_ACTIONS,
     start: Path | None = None,
-    deadline: float | None = None,
-    log: Callable[[str], None] = print,
+    watch: Watch = Watch(),
 ) -> IVideoGPT:
     """Train one stage in folder `out`, see `run_stage`; codes are known without the tokenizer, which goes along."""
     torch.manual_seed(settings.seed)
@@ -226,15 +225,14 @@ def train(
         batch = draw(settings.batch, choice, rng, settings.device, settings.futures)
         return *loss_of(model, batch, settings, draw_taus(settings, rng, settings.batch)), settings.batch
 
-    run_stage(
-        out,
-        model,
-        settings,
-        loss_at,
-        lambda: validate(model, settings),
-        every=max(1, settings.steps // 20),
-        start=start,
-        deadline=deadline,
-        log=log,
-    )
+    run_stage(out, model, settings, loss_at, lambda: validate(model, settings), start=start, watch=watch)
     return model
+
+
+def export(spec: IVideoGPTSpec, folder: Path, checkpoint: Path, tokenizer: Path) -> None:
+    """Write `tokenizer/` and `transformer/` with their config.json, weights as float16, logits `SHARPER`."""
+    network = IVideoGPT(spec)
+    network.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["model"])
+    network.tokenizer.load_state_dict(ActionsTokenizer.load(tokenizer).state_dict())
+    network.lm_head.weight.data.mul_(SHARPER)
+    write_checkpoint(folder, network, lambda _, tensor: tensor.half().contiguous())

@@ -29,7 +29,6 @@ class MiniActions:
     def training(self) -> Training:
         """See `World`."""
         from fastcar_lab.worlds.mini_actions import train_tokenizer, train_transformer
-        from fastcar_lab.worlds.mini_actions.export import SHARPER, export
 
         return Training(
             steps=(1400, 1100, 1000),
@@ -38,8 +37,8 @@ class MiniActions:
             kind=ActionsTokenizer,
             settings=train_transformer.ActionSettings,
             stage=train_transformer.train,
-            export=export,
-            sharper=SHARPER,
+            export=train_transformer.export,
+            sharper=train_transformer.SHARPER,
         )
 
     def held_out(self, count: int, seed: int) -> list[tuple[Story, Prompt]]:

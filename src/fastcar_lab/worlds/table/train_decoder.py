@@ -23,13 +23,14 @@ from fastcar_lab.training.ahead import Ahead
 from fastcar_lab.training.captured import Graphs
 from fastcar_lab.training.decoder import (
     TrainSettings,
+    align,
     draw_tau,
     hidden_states,
     optimizers,
     run_stage,
     tas_target,
 )
-from fastcar_lab.training.loop import rng_of
+from fastcar_lab.training.loop import Watch, rng_of
 from fastcar_lab.training.start import new_model
 from fastcar_lab.worlds.table import train_map
 from fastcar_lab.worlds.table.hyperparameters import TABLE
@@ -194,10 +195,7 @@ def loss_of(
     of_busy = each.detach().where(step.busy[:, None], each.new_zeros(())).sum(0) / step.busy.sum().clamp(min=1)
     values = {"train": loss.detach(), "busy": of_busy.mean(), "busy_code_0": of_busy[0]}
     if scores:
-        target = tas_target(batch.codes, model.spec.rqvae.grid)
-        aligned = torch.stack([F.smooth_l1_loss(s, target) for s in scores]).mean()
-        loss = loss + settings.align * aligned
-        values |= {"align": aligned.detach(), "replayed": torch.stack(shares).mean()}
+        loss = align(loss, values, scores, shares, tas_target(batch.codes, model.spec.rqvae.grid), settings.align)
     return loss, values
 
 
@@ -245,8 +243,7 @@ def train(
     *,
     spec: ModelSpec = TABLE,
     start: Path | None = None,
-    deadline: float | None = None,
-    log: Callable[[str], None] = print,
+    watch: Watch = Watch(),
 ) -> VideoModel:
     """Train one stage of `table` in folder `out`, see `run_stage`."""
     tokenizer = TableTokenizer.load(tokenizer_path)
@@ -260,7 +257,7 @@ def train(
     model.to(settings.device)
     if start is None:
         steps, place = settings.map_steps, out.parent / "map"
-        train_map.train(place, model, tokenizer, settings, steps=steps, deadline=deadline, log=log)
+        train_map.train(place, model, tokenizer, settings, steps=steps, watch=watch)
     run = torch.compile(hidden_states) if settings.compile else hidden_states
     if settings.compile and model.map is not None:
         # How much is near is another number in each step. A decorator would import the compiler for every user.
@@ -297,8 +294,7 @@ def train(
         lambda: validate(model, clips, settings),
         every=settings.evaluate_every,
         start=start,
-        deadline=deadline,
-        log=log,
+        watch=watch,
         updating=None if graphs is None else opts,
     )
     return model

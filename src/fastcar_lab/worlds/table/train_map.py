@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fastcar_cli.models.vila_u.network import VideoModel
 from fastcar_lab.training.decoder import TrainSettings, run_stage
+from fastcar_lab.training.loop import Watch
 from fastcar_lab.training.tokenizer import to_patches
 from fastcar_lab.worlds.table.lexicon import table_tokenizer
 from fastcar_lab.worlds.table.placement import looks_of, of_scene
@@ -81,8 +82,7 @@ def train(
     settings: TrainSettings,
     *,
     steps: int,
-    deadline: float | None,
-    log: Callable[[str], None],
+    watch: Watch,
 ) -> None:
     """Train `model.map` in place, in folder `out`, see `run_stage`; nothing else of the model changes."""
     assert model.map is not None
@@ -115,6 +115,5 @@ def train(
         judge,
         every=max(1, steps // 10),
         start=None,
-        deadline=deadline,
-        log=log,
+        watch=watch,
     )

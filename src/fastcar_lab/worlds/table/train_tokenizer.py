@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fastcar_cli.media.metrics import psnr_of
-from fastcar_lab.training.loop import descend, rng_of
+from fastcar_lab.training.loop import Watch, descend, rng_of
 from fastcar_lab.training.tokenizer import nearest
 from fastcar_lab.worlds.table.frames import Pool, changed_patches, cut
 from fastcar_lab.worlds.table.render import render
@@ -210,8 +209,7 @@ def train(
     stage: str,
     settings: TokenizerSettings,
     *,
-    deadline: float | None = None,
-    log: Callable[[str], None] = print,
+    watch: Watch = Watch(),
 ) -> TableTokenizer:
     """Train a stage, `codes` or `pixels`, in folder `out`; a stopped stage resumes from its checkpoint.
 
@@ -255,7 +253,7 @@ def train(
             row |= evaluate(model, alone=first)
             with (out / "tokenizer.jsonl").open("a", encoding="utf-8") as f:
                 f.write(json.dumps(row) + "\n")
-            log(" ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
+            watch.log(" ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
             if last:
                 model.save(out / ("codes.safetensors" if first else "tokenizer.safetensors"))
             began = time.monotonic()
@@ -269,8 +267,7 @@ def train(
         rate=lambda full, step: settings.rate(step),
         settings={k: v for k, v in asdict(settings).items() if k != "evaluate_every"},
         state=state,
-        deadline=deadline,
-        log=log,
+        watch=watch,
         parameters=trained,
         after=report,
     )

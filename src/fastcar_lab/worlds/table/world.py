@@ -11,7 +11,8 @@ import torch
 
 from fastcar_cli.inputs.prompt import Prompt, PromptReader
 from fastcar_cli.inputs.worlds.phrases import PhraseTokenizer
-from fastcar_lab.training.stages import Log, Training, text_model
+from fastcar_lab.training.loop import Watch
+from fastcar_lab.training.stages import Training, text_model
 from fastcar_lab.worlds import shares
 from fastcar_lab.worlds.protocol import Video
 from fastcar_lab.worlds.table.analyser import analyse, judge
@@ -25,13 +26,13 @@ from fastcar_lab.worlds.table.stories import scene_of
 from fastcar_lab.worlds.table.tokenizer import TableTokenizer
 
 
-def _train_tokenizer(output: Path, steps: int, seed: int, deadline: float | None, log: Log) -> None:
+def _train_tokenizer(output: Path, steps: int, seed: int, watch: Watch) -> None:
     """See `Training.tokenizer`."""
     from fastcar_lab.worlds.table import train_tokenizer
 
     for stage in ("codes", "pixels"):
         settings = train_tokenizer.TokenizerSettings(steps, seed=seed)
-        train_tokenizer.train(output, stage, settings, deadline=deadline, log=log)
+        train_tokenizer.train(output, stage, settings, watch=watch)
 
 
 class Table:
