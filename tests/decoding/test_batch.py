@@ -13,11 +13,11 @@ from support.tiny import tiny_in
 from torch import Tensor
 
 from fastcar_cli.config.tau import Tau
+from fastcar_cli.decoding.batch import DecodeSettings
 from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.engine import Decode, begin
 from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.sampling import uniforms
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.inputs.prompt import Clip, TokenisedClip
 from fastcar_cli.kernels import native
 from fastcar_cli.models import load

@@ -16,12 +16,12 @@ from support.tiny import tiny_model
 from fastcar_cli import RunConfig, VideoPipeline
 from fastcar_cli.config.run_config import load_config
 from fastcar_cli.config.tau import Tau
+from fastcar_cli.decoding.batch import DecodeSettings
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.replay.controller import Size, Target, max_ratio
 from fastcar_cli.decoding.replay.replay import Replay, ReplayRule, replays
 from fastcar_cli.decoding.sampling import uniforms
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.sampling import SamplingSettings
 

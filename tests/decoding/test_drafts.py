@@ -16,6 +16,7 @@ from support.tiny import tiny_in, tiny_model
 from torch import Tensor
 
 from fastcar_cli.config.tau import Tau
+from fastcar_cli.decoding.batch import DecodeSettings
 from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.executors.executor import Executor
@@ -26,7 +27,6 @@ from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.replay.controller import Target
 from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.sampling import uniforms
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.kernels import native
 from fastcar_cli.kernels.gpu import installed
 from fastcar_cli.models import decoder

@@ -9,12 +9,11 @@ import torch
 from support.tiny import tiny_model
 
 from fastcar_cli.config.tau import Tau
-from fastcar_cli.decoding.batch import Step, Watcher
+from fastcar_cli.decoding.batch import DecodeSettings, Step, Watcher
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.sampling import uniforms
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.sampling import SamplingSettings
 

@@ -21,6 +21,7 @@ from support.tiny import PACKED, formatted, tiny_model
 from torch import Tensor
 
 from fastcar_cli.config.tau import Tau
+from fastcar_cli.decoding.batch import DecodeSettings
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.executors.graph import GraphExecutor
 from fastcar_cli.decoding.executors.native import NativeExecutor
@@ -28,7 +29,6 @@ from fastcar_cli.decoding.executors.plain import PlainExecutor
 from fastcar_cli.decoding.replay.controller import Target
 from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.sampling import uniforms
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.kernels import native
 from fastcar_cli.kernels.gpu import installed
 from fastcar_cli.models import decoder

@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 from support.paths import GOLDEN
 
 from fastcar_cli.config.tau import Tau
+from fastcar_cli.decoding.batch import DecodeSettings
 from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.engine import begin
 from fastcar_cli.decoding.executors.graph import GraphExecutor
 from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.replay.replay import ReplayRule
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.models import load
 from fastcar_cli.models.sampling import SamplingSettings
 

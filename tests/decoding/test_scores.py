@@ -15,11 +15,11 @@ from torch import Tensor
 
 from fastcar_cli.config.keys import ReplayKeys
 from fastcar_cli.config.tau import OFF, Tau
+from fastcar_cli.decoding.batch import DecodeSettings
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.replay.scores import SCORES, noise
 from fastcar_cli.decoding.sampling import uniforms
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.sampling import SamplingSettings
 

@@ -11,10 +11,10 @@ from support.fpga_presets import preset
 from support.tiny import tiny_model
 
 from fastcar_cli.config.tau import Tau
+from fastcar_cli.decoding.batch import DecodeSettings
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.sampling import uniforms
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_fpga.backend import FpgaBackend
 

@@ -25,7 +25,7 @@ from support.tiny import tiny_spec
 from torch import Tensor
 
 from fastcar_cli.config.tau import Tau
-from fastcar_cli.decoding.batch import Batch
+from fastcar_cli.decoding.batch import Batch, DecodeSettings
 from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.executors import self_check
@@ -34,7 +34,6 @@ from fastcar_cli.decoding.executors.plain import PlainExecutor
 from fastcar_cli.decoding.executors.self_check import difference
 from fastcar_cli.decoding.replay.replay import ReplayRule, temporal_attention_score
 from fastcar_cli.decoding.sampling import uniforms
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import RunError
 from fastcar_cli.models import load
 from fastcar_cli.models.cosmos.network import CosmosSpec

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from fastcar_cli.cli.app import app
 from fastcar_cli.config.tau import Tau
+from fastcar_cli.decoding.batch import DecodeSettings
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay.replay import ReplayRule
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.media import read_frames
 from fastcar_cli.models.ivideogpt.network import IVideoGPT
 from fastcar_cli.models.sampling import SamplingSettings

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from fastcar_cli.config.run_config import RunConfig
 from fastcar_cli.decoding import Trace, trace
+from fastcar_cli.decoding.batch import DecodeSettings
 from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.engine import begin
 from fastcar_cli.decoding.replay.replay import temporal_attention_score
 from fastcar_cli.decoding.sampling import distribution
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.inputs.prompt import Clip
 from fastcar_cli.models import load
 from fastcar_cli.models.checkpoint import LoadedModel

@@ -24,9 +24,9 @@ from fastcar_cli.config.tau import Tau
 from fastcar_cli.convert.convert import Conversion
 from fastcar_cli.convert.source import Source, padded, target_format
 from fastcar_cli.decoding import trace
+from fastcar_cli.decoding.batch import DecodeSettings
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay.replay import ReplayRule
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.inputs.prompt import Clip, clips_of
 from fastcar_cli.models import load

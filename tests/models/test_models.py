@@ -7,9 +7,9 @@ import torch
 from support.tiny import tiny_model
 
 from fastcar_cli.config.tau import Tau
+from fastcar_cli.decoding.batch import DecodeSettings
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay.replay import ReplayRule
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.models.sampling import SamplingSettings
 
 

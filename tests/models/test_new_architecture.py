@@ -12,10 +12,10 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fastcar_cli.config.tau import Tau
+from fastcar_cli.decoding.batch import DecodeSettings
 from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay.replay import ReplayRule
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.inputs.prompt import OnProgress
 from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.network import FramesNetwork, FrameSpec, Layout, Spec

@@ -15,8 +15,8 @@ from support.sweeping import BALL, tiny_folder
 from support.tiny import tiny_model
 
 from fastcar_cli.config.tau import Tau
+from fastcar_cli.decoding.batch import DecodeSettings
 from fastcar_cli.decoding.engine import Decode
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.profile.machine import Machine

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from fastcar_cli.checkpoints.open import open_folder
 from fastcar_cli.convert.rounding import calibrated
+from fastcar_cli.decoding.batch import DecodeSettings
 from fastcar_cli.decoding.engine import begin
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.inputs.prompt import PromptReader
 from fastcar_cli.models.checkpoint import LoadedModel

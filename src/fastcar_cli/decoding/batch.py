@@ -12,18 +12,45 @@ from torch import Tensor
 
 from fastcar_cli.decoding.cache.kv_cache import KVCache
 from fastcar_cli.decoding.cache.kv_int8 import Int8KVCache
+from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.draws import Draws
 from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.prompt_rows import Places, PromptRows
 from fastcar_cli.decoding.replay.controller import Size
-from fastcar_cli.decoding.replay.replay import Replay
+from fastcar_cli.decoding.replay.replay import Replay, ReplayRule
 from fastcar_cli.decoding.replay.scores import BlockState
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.models.decoder import Decoder
 from fastcar_cli.models.network import Network
+from fastcar_cli.models.sampling import SamplingSettings
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+@dataclass(frozen=True)
+class DecodeSettings:
+    """How to decode.
+
+    frames: decoded frames, without context frames.
+    rule: what replays.
+    draft: how several tokens are decoded in one pass.
+    window: attend to the last so many tokens and each prompt's first `sinks` only; None: to all.
+    kv_dtype: format of keys and values, of `choices.KVDtype`; auto: the model's dtype.
+    keep_tas: compute and store the scores of every layer.
+    executor: who runs a pass, of `choices.Executor`; auto: see `select.choose`.
+    threads: of the native kernels alone; None: as many as torch has.
+    """
+
+    frames: int
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    rule: ReplayRule = field(default_factory=ReplayRule)
+    draft: DraftSettings = field(default_factory=DraftSettings)
+    window: int | None = None
+    sinks: int = 4
+    kv_dtype: str = "auto"
+    keep_tas: bool = False
+    executor: str = "auto"
+    threads: int | None = None
 
 
 @dataclass(frozen=True)

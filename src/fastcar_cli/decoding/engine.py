@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fastcar_cli.decoding.batch import Batch, MLPBackend, Step
+from fastcar_cli.decoding.batch import Batch, DecodeSettings, MLPBackend, Step
 from fastcar_cli.decoding.drafts.drafts import Drafter, DraftSettings
 from fastcar_cli.decoding.drafts.length import DraftWindow
 from fastcar_cli.decoding.executors.executor import Executor
 from fastcar_cli.decoding.executors.select import choose
-from fastcar_cli.decoding.prompt_rows import SavedPrefill
 from fastcar_cli.decoding.sampling import uniforms
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.network import FrameDecoder
 from fastcar_cli.system.device import synchronise
@@ -39,7 +37,7 @@ class Decode(Batch):
     """A batch and the loop that decodes it; `Decode.of` makes one.
 
     executor: runs the passes; chosen when decoding begins, where it is not set before.
-    saved: the prompts' KV cache and MLP outputs, read or written; None: neither.
+    saved: fills the caches from a file, or by the prefill that it gets, which it saves; None: no file.
     windows: what `--draft auto` has learned of earlier videos like these.
     executor_name: its name, also after `release`; None before decoding begins.
     why: the reason for the choice, for people.
@@ -47,7 +45,7 @@ class Decode(Batch):
 
     executor: Executor | None = None
     drafter: Drafter | None = None
-    saved: SavedPrefill | None = None
+    saved: Callable[[Callable[[], Tensor]], Tensor] | None = None
     windows: DraftWindow | None = None
     executor_name: str | None = None
     why: str = ""
@@ -132,15 +130,7 @@ class Decode(Batch):
         executor, began = self.start(), time.perf_counter()
         # A file that was read is not held open.
         saved, self.saved = self.saved, None
-        if saved is not None and (hidden := saved.read()) is not None:
-            for layer in range(self.model.spec.decoder.layers):
-                self.fill(layer, *saved.layer(layer))
-                self.observers.prefilled(layer + 1, self.model.spec.decoder.layers)
-        else:
-            self.observers.on_prompt = None if saved is None else saved.take
-            hidden = executor.prefill()
-            if saved is not None:
-                saved.write(hidden)
+        hidden = executor.prefill() if saved is None else saved(executor.prefill)
         synchronise(self.model.device)
         self.clock.prefill = time.perf_counter() - began
         return hidden

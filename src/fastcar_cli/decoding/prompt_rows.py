@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,22 +96,6 @@ class PromptRows:
             ids = self.ids[own, self.padded - int(lengths.max()) :]
             found.append((videos, replace(self, ids=ids, lengths=lengths, conditions=conditions)))
         return found
-
-
-class SavedPrefill(Protocol):
-    """Keys, values and MLP outputs of the prompts of a batch (`Batch.fill`), saved by one decode for others."""
-
-    def read(self) -> Tensor | None:
-        """The last hidden states [rows, width]; None: nothing is saved. Raises RequestError for another batch's."""
-
-    def layer(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys, values and MLP outputs of a layer, once `read` has given something."""
-
-    def take(self, layer: int, keys: Tensor, values: Tensor, outputs: Tensor) -> None:
-        """Save those of a layer; layers come in their order."""
-
-    def write(self, hidden: Tensor) -> None:
-        """Save the last hidden states, after all layers."""
 
 
 def _by_video(parts: Sequence[Tensor]) -> Tensor | None:

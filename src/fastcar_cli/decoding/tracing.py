@@ -11,10 +11,9 @@ from torch import Tensor
 
 from fastcar_cli.config import choices
 from fastcar_cli.config.tau import Tau
-from fastcar_cli.decoding.batch import MLPBackend
+from fastcar_cli.decoding.batch import DecodeSettings, MLPBackend
 from fastcar_cli.decoding.engine import Decode, begin
 from fastcar_cli.decoding.replay.replay import ReplayRule
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.inputs.prompt import Prompt, clips_of
 from fastcar_cli.models.decoder import Decoder

@@ -21,11 +21,10 @@ from fastcar_cli.checkpoints.memory_plan import Demand, choose_dtype, default_dt
 from fastcar_cli.checkpoints.names import BUNDLED
 from fastcar_cli.checkpoints.open import open_model
 from fastcar_cli.config.run_config import RunConfig, load_config, settings
-from fastcar_cli.decoding.batch import Watcher
+from fastcar_cli.decoding.batch import DecodeSettings, Watcher
 from fastcar_cli.decoding.drafts.length import DraftWindow
 from fastcar_cli.decoding.engine import Decode, begin
 from fastcar_cli.decoding.executors.select import row_limit
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.inputs.prompt import Prompt
 from fastcar_cli.models.checkpoint import Checkpoint, LoadedModel
@@ -316,7 +315,7 @@ class VideoPipeline:
         run = Run(decode, self.name, self.fps, texts, list(seeds), readings, self._load_seconds, self._preset)
         self._runs.append(run)
         if (file := self.config.runtime.keep_prefill) is not None:
-            decode.saved = PrefillFile(Path(file), decode, self.checkpoint.identity.weights)
+            decode.saved = PrefillFile(Path(file), decode, self.checkpoint.identity.weights).prefill
 
         def shown(pixels: Callable[[], Tensor | None], first: int) -> Iterator[Frame]:
             """Frames from index `first` on, of pixels [P, frames, H, W, 3] or of one frame [P, H, W, 3]."""

@@ -15,10 +15,10 @@ from fastcar_cli.checkpoints.names import BUNDLED
 from fastcar_cli.checkpoints.open import open_model
 from fastcar_cli.config.keys import DEVICES
 from fastcar_cli.config.run_config import RunConfig
+from fastcar_cli.decoding.batch import DecodeSettings
 from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.replay.controller import Target, max_ratio
 from fastcar_cli.decoding.replay.replay import ReplayRule
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.checkpoint import Checkpoint, LoadedModel
 from fastcar_cli.models.network import Layout, Spec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ _PARTS = ("keys", "values", "outputs")
 
 
 class PrefillFile:
-    """A safetensors file, see `SavedPrefill`: written where there is none, else read.
+    """A safetensors file, for `Decode.saved`: written where there is none, else read.
 
     Its metadata name what decides its numbers: weights and their format, executor, prompts, attention window. Other
     settings may change. Raises RequestError for a file of another batch, RunError where it can't be written.
@@ -28,7 +29,7 @@ class PrefillFile:
 
     def __init__(self, path: Path, decode: Decode, weights: str) -> None:
         spec, prompts, settings = decode.model.spec, decode.prompts, decode.settings
-        self._path, self._model = path, decode.model
+        self._path, self._decode = path, decode
         digest = hashlib.sha256(prompts.ids.cpu().numpy().tobytes() + prompts.lengths.cpu().numpy().tobytes())
         if prompts.conditions is not None:
             digest.update(prompts.conditions.cpu().float().numpy().tobytes())
@@ -51,7 +52,7 @@ class PrefillFile:
     def _opened(self) -> Any:
         said = "does not hold a saved KV cache"
         try:
-            file: Any = safe_open(str(self._path), framework="pt", device=str(self._model.device))
+            file: Any = safe_open(str(self._path), framework="pt", device=str(self._decode.model.device))
             metadata = file.metadata() or {}
             other = next((part for part, value in self._key.items() if metadata.get(part) != value), None)
             if other is None:
@@ -65,24 +66,23 @@ class PrefillFile:
         hint = "give another name, or delete the file"
         raise RequestError(said, key="keep_prefill", value=self._path, hint=hint) from None
 
-    def read(self) -> Tensor | None:
-        """See `SavedPrefill`."""
+    def prefill(self, compute: Callable[[], Tensor]) -> Tensor:
+        """The last hidden states of the prompts, [rows, width]; fills the caches from the file, or by `compute`."""
+        decode, layers = self._decode, self._decode.model.spec.decoder.layers
+        if self._file is None:
+            decode.observers.on_prompt = self.take
+            tensors = {"hidden": (hidden := compute()).cpu(), **self._tensors}
+            write_whole(self._path, partial(write_safetensors, tensors=tensors, metadata=self._key))
+            return hidden
+        for layer in range(layers):
+            keys, values, outputs = (self._file.get_tensor(f"{layer}.{part}") for part in _PARTS)
+            decode.fill(layer, keys, values, outputs)
+            decode.observers.prefilled(layer + 1, layers)
         # A view would hold the whole file mapped.
-        return None if self._file is None else self._file.get_tensor("hidden").clone()
-
-    def layer(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See `SavedPrefill`."""
-        keys, values, outputs = (self._file.get_tensor(f"{layer}.{part}") for part in _PARTS)
-        return keys, values, outputs
+        return self._file.get_tensor("hidden").clone()
 
     def take(self, layer: int, keys: Tensor, values: Tensor, outputs: Tensor) -> None:
-        """See `SavedPrefill`."""
+        """Collect what a layer makes of the prompts."""
         tensors = (keys, values, outputs[:, outputs.shape[1] - self._last :])
         for part, tensor in zip(_PARTS, tensors, strict=True):
             self._tensors[f"{layer}.{part}"] = tensor.to("cpu", copy=True)
-
-    def write(self, hidden: Tensor) -> None:
-        """See `SavedPrefill`."""
-        tensors = self._tensors | {"hidden": hidden.cpu()}
-        write_whole(self._path, partial(write_safetensors, tensors=tensors, metadata=self._key))
-        self._tensors.clear()

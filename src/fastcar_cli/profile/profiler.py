@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from fastcar_cli.checkpoints.memory_plan import MemoryPlan, available_bytes, gib, parameter_bytes
 from fastcar_cli.config.run_config import RunConfig
 from fastcar_cli.config.tau import OFF, Tau
+from fastcar_cli.decoding.batch import DecodeSettings
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.executors import native
 from fastcar_cli.decoding.replay.replay import ReplayRule
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.checkpoint import DTYPES, empty_network, ready
 from fastcar_cli.models.network import Network, Spec

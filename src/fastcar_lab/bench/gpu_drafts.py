@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from fastcar_cli.decoding.batch import DecodeSettings
 from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.engine import Decode, begin
 from fastcar_cli.decoding.executors.graph import GraphExecutor
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_lab.common import pipeline_of
 

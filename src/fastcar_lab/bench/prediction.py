@@ -18,10 +18,10 @@ from torch import Tensor
 
 from fastcar_cli._version import __version__
 from fastcar_cli.config.tau import OFF, Tau
+from fastcar_cli.decoding.batch import DecodeSettings
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.sampling import uniforms
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.checkpoint import empty_network
 from fastcar_cli.models.ivideogpt.checkpoint import IVideoGPTCheckpoint

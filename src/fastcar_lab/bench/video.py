@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastcar_cli.checkpoints.memory_plan import peak_bytes
+from fastcar_cli.checkpoints.memory_plan import Demand, peak_bytes
 from fastcar_cli.checkpoints.open import open_model
 from fastcar_cli.config.tau import OFF, Tau
+from fastcar_cli.decoding.batch import DecodeSettings
 from fastcar_cli.decoding.drafts.drafts import DraftSettings, Pass
 from fastcar_cli.decoding.engine import Decode, begin
 from fastcar_cli.decoding.replay.replay import ReplayRule
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.inputs.prompt import Prompt, TokenisedClip
 from fastcar_cli.kernels import native
@@ -84,7 +84,9 @@ def _read_by(decode: Decode, passes: Sequence[Pass]) -> int:
     fixed = network.weights_bytes("llm.layers.") - mlp * spec.decoder.layers
     fixed += network.weights_bytes("projector.") + spec.code_depth * network.weights_bytes("depth.")
     fixed += network.weights_bytes("lm_head.")
-    total = 0
+    prompt, settings, total = decode.cache.padded, decode.settings, 0
+    demand = Demand(decode.rows, settings.frames, prompt, settings.window, settings.sinks, settings.kv_dtype)
+    heads = spec.decoder.layers * decode.rows * spec.decoder.kv_heads
     for first, taken, _ in passes:
         # Position 0 is drawn from what the prompt left.
         if (t := first[0]) < 0:
@@ -92,7 +94,7 @@ def _read_by(decode: Decode, passes: Sequence[Pass]) -> int:
         computed = spec.decoder.layers
         if decode.replay is not None:
             computed = int((~decode.replay.replayed[:, :, t : t + taken]).flatten(1).any(1).sum())
-        total += fixed + mlp * computed + decode.cache.bytes_read(t + taken - 1)
+        total += fixed + mlp * computed + heads * demand.bytes_of_kv(spec, network.dtype.itemsize, prompt + t + taken)
     return total
 
 

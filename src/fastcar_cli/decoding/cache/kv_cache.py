@@ -141,10 +141,6 @@ class KVCache:
         slot = self.first_ring_slot + i % self.window
         return Slots(slot, none + self.k.shape[3], (i + 1) % ring, i % ring, none, none - 1)
 
-    def bytes_read(self, t: int) -> int:
-        """Bytes of keys and values that attention reads at visual token t, that token's included."""
-        return 2 * self.k[:, :, :, : self.padded + t + 1].nbytes
-
     def prefill(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Take the prompt's keys and values, [rows, kv_heads, padded, head_dim]."""
         self._keep_aligned(layer, k)

@@ -90,13 +90,6 @@ class Int8KVCache(KVCache):
         to = torch.where(index >= 0, index % count, -1) if count else none - 1
         return Slots(slot, none + self.k.shape[3], aligned, aligned_to, none + count, to)
 
-    def bytes_read(self, t: int) -> int:
-        """See `KVCache.bytes_read`."""
-        ring, count = self._ring, self._framed + t + 1
-        seen, older = self._ring_at + min(count, ring), max(0, count - ring)
-        in_int8 = self.older.keys[:, :, :, :older].nbytes + self.older.key_scales[:, :, :, :older].nbytes
-        return 2 * (self.k[:, :, :, :seen].nbytes + in_int8)
-
     def prefill(self, layer: int, k: Tensor, v: Tensor) -> None:
         """See `KVCache.prefill`."""
         self._keep_aligned(layer, k)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ class Passed(NamedTuple):
     ran: int = 1
 
 
-class Executor(ABC):
+class Executor:
     """Decodes a batch, pass by pass: `prefill`, `draw` of position 0, then `advance` and `step` in turn, in inference
     mode.
     """
@@ -65,9 +64,20 @@ class Executor(ABC):
         logits = [x for _, x in drawn if x is not None]
         return Step(inputs, draws, hidden, torch.stack(logits, 2) if logits else None)
 
-    @abstractmethod
     def step(self, inputs: Inputs) -> Step:
         """Run the input tokens through the decoder and draw the positions after them."""
+        hidden = self.run(inputs, self._batch.draws.input_latents(inputs, self._embed))
+        began = time.perf_counter()
+        step = self.draw(hidden, inputs)
+        self._batch.clock.draw += time.perf_counter() - began
+        return step
+
+    def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
+        """Run the input tokens through the decoder: hidden states after the final norm, [rows, count, width].
+
+        latent [P, count, code_width] are the sums of their code vectors. Appends to the caches, and sets `_passed`.
+        """
+        raise NotImplementedError
 
     def advance(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
         """Make the first `accepted` inputs of each video final, at least one, and take the others back.
@@ -103,30 +113,11 @@ class Executor(ABC):
         self._mark("depth_transformer")
         return logits
 
-    def _mark(self, part: str) -> None:
-        mark = self._batch.observers.mark
-        if mark is not None:
-            mark(part)
-
-
-class HostExecutor(Executor):
-    """An executor that returns to the host between the decoder and the depth transformer."""
-
     def _embed(self, codes: Tensor) -> Tensor:
         """Sums of code vectors, rounded as those of drawn codes are."""
         return self._batch.model.embed(codes)
 
-    @abstractmethod
-    def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
-        """Run the input tokens through the decoder: hidden states after the final norm, [rows, count, width].
-
-        latent [P, count, code_width] are the sums of their code vectors. Appends to the caches, and sets `_passed`.
-        """
-
-    def step(self, inputs: Inputs) -> Step:
-        """See `Executor.step`."""
-        hidden = self.run(inputs, self._batch.draws.input_latents(inputs, self._embed))
-        began = time.perf_counter()
-        step = self.draw(hidden, inputs)
-        self._batch.clock.draw += time.perf_counter() - began
-        return step
+    def _mark(self, part: str) -> None:
+        mark = self._batch.observers.mark
+        if mark is not None:
+            mark(part)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fastcar_cli.decoding.batch import Batch, Step
 from fastcar_cli.decoding.executors import native_prefill
-from fastcar_cli.decoding.executors.executor import HostExecutor, Passed
+from fastcar_cli.decoding.executors.executor import Executor, Passed
 from fastcar_cli.decoding.inputs import Inputs, Restore
 from fastcar_cli.decoding.sampling import not_finite
 from fastcar_cli.kernels import native
@@ -124,7 +124,7 @@ def _alone() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-class NativeExecutor(HostExecutor):
+class NativeExecutor(Executor):
     """Hands the tensors of a batch to the native kernels. The thresholds of a pass are its whole replay rule."""
 
     name = "native"
@@ -204,7 +204,7 @@ class NativeExecutor(HostExecutor):
             super().advance(inputs, accepted)
 
     def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
-        """See `HostExecutor.run`. Activations are float32 throughout; the result has the model's dtype."""
+        """See `Executor.run`. Activations are float32 throughout; the result has the model's dtype."""
         batch, replay, count = self._batch, self._batch.replay, inputs.count
         x = batch.prompts.doubled(self._input(inputs, latent.float().contiguous())).contiguous()
         rule: dict[str, Any] = {}
@@ -234,7 +234,7 @@ class NativeExecutor(HostExecutor):
         return x if self._dtype is torch.float32 else x.to(self._dtype)
 
     def _embed(self, codes: Tensor) -> Tensor:
-        """See `HostExecutor`: the kernels add the vectors in float32."""
+        """See `Executor`: the kernels add the vectors in float32."""
         if self._batch.model.depth is None:
             return super()._embed(codes)
         vectors = (book[codes[..., depth]] for depth, book in enumerate(self._codebooks))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from fastcar_cli.config import choices
-from fastcar_cli.decoding.batch import Batch
+from fastcar_cli.decoding.batch import Batch, DecodeSettings
 from fastcar_cli.decoding.executors import graph, native, self_check
 from fastcar_cli.decoding.executors.executor import Executor
 from fastcar_cli.decoding.executors.plain import PlainExecutor
 from fastcar_cli.decoding.replay.scores import DEFAULT
-from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.kernels.native import MOST_ROWS, instruction_set
 from fastcar_cli.models.network import Network
