@@ -14,7 +14,6 @@ from fastcar_cli.errors import RequestError, RunError
 if TYPE_CHECKING:
     from fastcar_cli.checkpoints.memory_plan import MemoryPlan
     from fastcar_cli.config.run_config import RunConfig
-    from fastcar_cli.models.checkpoint import Checkpoint
     from fastcar_cli.models.network import Spec
 
 
@@ -37,7 +36,10 @@ def dry_run(run: RunConfig, videos: int, at_once: int, as_json: bool, quiet: boo
     else:
         checkpoint = open_model(run.model)
         folder = checkpoint.folder
-        files = _files(checkpoint)
+        try:
+            files = checkpoint.weight_files()
+        except RequestError:
+            files = [folder / "model.safetensors"]
         sizes = {os.path.relpath(f, folder): f.stat().st_size if f.is_file() else 0 for f in files}
         missing = {name: 0 for name in sizes if not (folder / name).is_file()}
     plans = memory_plans(run, videos=at_once, checkpoint=checkpoint)
@@ -89,10 +91,9 @@ def _time(run: RunConfig, plan: MemoryPlan, spec: Spec, videos: int, at_once: in
 
 
 def _on_the_hub(model: str, repository: str) -> tuple[Path | None, dict[str, int]]:
-    """The folder of a model's configuration, and the sizes of its files by name.
+    """The folder of a model's configuration, and the sizes of its files by name; None without network and cache.
 
-    Without a network, and with nothing in the cache, a model whose shapes are known has no folder. Raises RunError for
-    any other.
+    Raises RunError where the shapes of such a model are not known either.
     """
     from fastcar_cli.checkpoints import hub
     from fastcar_cli.checkpoints.open import known
@@ -110,14 +111,6 @@ def _on_the_hub(model: str, repository: str) -> tuple[Path | None, dict[str, int
         return folder, hub.remote_sizes(repository, revision)
     except RunError:
         return folder, {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
-
-
-def _files(checkpoint: Checkpoint) -> list[Path]:
-    """The files of weights of a checkpoint; they need not exist."""
-    try:
-        return checkpoint.weight_files()
-    except RequestError:
-        return [checkpoint.folder / "model.safetensors"]
 
 
 def _table(document: dict[str, Any], plan: Any) -> None:

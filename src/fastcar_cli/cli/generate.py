@@ -62,8 +62,12 @@ def generate(ctx: typer.Context, asked: GenerateOptions, flags: Flags) -> None:
         notes.append(f"no preview: {why}")
     pipe = writing.load(run, at_once, terminal, checkpoint if checkpoint.folder.is_dir() else None)
     jobs = what.jobs(pipe, seeds, truth=asked.truth)
-    if asked.trace_to is not None or asked.report_to is not None:
-        _check_one_batch("--report" if asked.trace_to is None else "--trace", pipe, count)
+    if (asked.trace_to or asked.report_to) is not None and (size := pipe.batch_size(count)) < count:
+        raise RequestError(
+            f"{'--report' if asked.trace_to is None else '--trace'}: {count} videos are decoded in batches of {size}, "
+            "one file holds one",
+            hint="fewer prompts or --samples at once",
+        )
     for text in [*notes, *_notes_on(pipe, recipe, asked.from_)]:
         note(terminal, text)
     if listed and (asked.output is None or folder is not None):
@@ -116,15 +120,6 @@ def _seeds_of(run: RunConfig, listed: bool) -> Sequence[int]:
         # Machines that share a list have the same seeds, and so has the command that is repeated.
         first = 0 if listed else secrets.randbelow(2**31)
     return range(first, first + samples)
-
-
-def _check_one_batch(option: str, pipe: VideoPipeline, count: int) -> None:
-    """Refuse an option whose file holds one batch for more. Raises RequestError."""
-    if pipe.batch_size(count) < count:
-        raise RequestError(
-            f"{option}: {count} videos are decoded in batches of {pipe.batch_size(count)}, one file holds one",
-            hint="fewer prompts or --samples at once",
-        )
 
 
 def _notes_on(pipe: VideoPipeline, recipe: dict[str, Any] | None, earlier: Path | None) -> list[str]:

@@ -29,17 +29,14 @@ class Preview:
 
     def __init__(self) -> None:
         self._frames: tuple[NDArray[np.uint8], ...] = ()
-        self._drawn: tuple[object, object, list[Segment]] = (None, None, [])
 
     def add(self, image: NDArray[np.uint8]) -> None:
         """Append a frame, uint8 [H, W, 3]; another thread may be drawing."""
         self._frames = (*self._frames, image)[-MOST_FRAMES:]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        frames, size = self._frames, console.size
-        if frames and not (self._drawn[0] is frames and self._drawn[1] == size):
-            self._drawn = frames, size, _strip(frames, size.width, size.height - LINES_BELOW)
-        yield from self._drawn[2]
+        if frames := self._frames:
+            yield from _strip(frames, console.width, console.height - LINES_BELOW)
 
 
 def _strip(frames: tuple[NDArray[np.uint8], ...], width: int, height: int) -> list[Segment]:

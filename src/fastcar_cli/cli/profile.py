@@ -9,26 +9,18 @@ from typing import Annotated, Any, Literal
 import typer
 
 from fastcar_cli.cli.flags import check_file, refuse
-from fastcar_cli.cli.options import Accelerator, Flags, Json, a_model, options
+from fastcar_cli.cli.options import Accelerator, Flags, Json, options
 from fastcar_cli.config import choices
 from fastcar_cli.config.run_config import RunConfig, load_config, surroundings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.system.files import read_text, write_whole
 
 
-@options("runtime.device", "runtime.threads", "runtime.executor")
+@options("model", "runtime.device", "runtime.threads", "runtime.executor")
 def profile(
     ctx: typer.Context,
     seq: Annotated[
         str | None, typer.Option(help="Context lengths with commas between them, such as 2k,8192. [default: 2k,4k,8k]")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Bundled model, a published name such as vila-u-7b (its shapes with random weights, no download), or "
-            "a folder. [default: table]",
-            autocompletion=a_model,
-        ),
     ] = None,
     rows: Annotated[
         int | None,
@@ -52,22 +44,27 @@ def profile(
     compare: Annotated[Path | None, typer.Option(help="Earlier result to print ratios against.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure one decode step by context length, or a real run with --decode."""
+    """Measure one decode step by context length, or a real run with --decode.
+
+    A published model such as vila-u-7b stands for its shapes, with random weights and without a download.
+    """
     from fastcar_cli.checkpoints.open import spec_of
     from fastcar_cli.profile.profile_report import emulated_lengths, ratios
     from fastcar_cli.profile.profiler import parse_lengths
 
     run = load_config(None, (), flags, surroundings())
-    model = model or run.model
+    model = run.model
     _refuse(ctx, backend, decode, seq, model)
-    lengths = [] if decode is not None and seq is None else parse_lengths(seq or _lengths(model))
+    spec = spec_of(model)
+    # A model whose prompt is frames is measured at all the positions that it has.
+    usual = "2k,4k,8k" if spec.layout.prefix is None else str(spec.decoder.max_positions)
+    lengths = [] if decode is not None and seq is None else parse_lengths(seq or usual)
     earlier = _read(compare) if compare is not None else None
     check_file("--save", save)
     if backend == "fpga-sim":
-        spec = spec_of(model)
         document = emulated_lengths(spec, model, lengths, rows or (2 if spec.layout.guided else 1), fpga)
     else:
-        measured = run.changed({"model": model, "runtime.dtype": dtype})
+        measured = run.changed({"runtime.dtype": dtype})
         document = _measured(measured, lengths, rows, repeats, replay_ratio)
     if decode is not None:
         document["decode"] = _decoded(model, decode, tau, seed, run.runtime.device, dtype)
@@ -101,14 +98,6 @@ def _refuse(ctx: typer.Context, backend: str, decode: str | None, seq: str | Non
         raise RequestError(
             f"--decode needs weights; --model {model} stands for shapes here", hint="--model mini or a folder"
         )
-
-
-def _lengths(model: str) -> str:
-    """The lengths where nobody says: of a model whose prompt is frames, all the positions that it has."""
-    from fastcar_cli.checkpoints.open import spec_of
-
-    spec = spec_of(model)
-    return "2k,4k,8k" if spec.layout.prefix is None else str(spec.decoder.max_positions)
 
 
 def _measured(run: RunConfig, lengths: list[int], rows: int | None, repeats: int, ratio: float) -> dict[str, Any]:
