@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -20,10 +20,8 @@ def config(
     ctx: typer.Context,
     config: ConfigFile = None,
     set_: Overrides = None,
-    where: Annotated[
-        bool, typer.Option("--where", help="List every key with its value and where that is from.")
-    ] = False,
-    keys: Annotated[bool, typer.Option("--keys", help="List keys, defaults, allowed values and meanings.")] = False,
+    where: bool = typer.Option(False, "--where", help="List every key with its value and where that is from."),
+    keys: bool = typer.Option(False, "--keys", help="List keys, defaults, allowed values and meanings."),
     as_json: Json = False,
 ) -> None:
     """Print the effective configuration as YAML.

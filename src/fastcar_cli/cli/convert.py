@@ -24,17 +24,15 @@ if TYPE_CHECKING:
 def convert(
     model: Annotated[str, typer.Argument(help=f"{MODELS[0].upper()}{MODELS[1:]}.", autocompletion=a_model)],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to make; there must be none of this name.")],
-    dtype: Annotated[Literal["int4", "int8", "bfloat16"], typer.Option(help="int4, int8 or bfloat16.")] = "int4",
-    depth_dtype: Annotated[
-        Literal["int8", "int4"] | None,
-        typer.Option(help="int8 or int4 for the depth transformer of an int4 model. [default: int8 below 1,024 wide]"),
-    ] = None,
-    calibrate: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PROMPTS", help="Calibrate the rounding (GPTQ) on the prompts in this file, one a line, 32 at most."
-        ),
-    ] = None,
+    dtype: Literal["int4", "int8", "bfloat16"] = typer.Option("int4", help="int4, int8 or bfloat16."),
+    depth_dtype: Literal["int8", "int4"] | None = typer.Option(
+        None, help="int8 or int4 for the depth transformer of an int4 model. [default: int8 below 1,024 wide]"
+    ),
+    calibrate: Path | None = typer.Option(
+        None,
+        metavar="PROMPTS",
+        help="Calibrate the rounding (GPTQ) on this file of at most 32 prompts.",
+    ),
     *,
     flags: Flags,
     as_json: Json = False,

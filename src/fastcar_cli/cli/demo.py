@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import webbrowser
-from typing import Annotated
 
 import typer
 
@@ -15,8 +14,8 @@ from fastcar_cli.system.signals import status
 
 @options()
 def demo(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 takes any free one.")] = 0,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address only.")] = False,
+    port: int = typer.Option(0, min=0, max=65535, help="Port of the page; 0 takes any free one."),
+    no_browser: bool = typer.Option(False, "--no-browser", help="Print the address only."),
 ) -> None:
     """Make videos on a page in this machine's browser, with their replay maps, until Ctrl-C."""
     from fastcar_cli.cli.render import console, note

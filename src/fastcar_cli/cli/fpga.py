@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -24,35 +24,27 @@ if TYPE_CHECKING:
 @options("attention.window", "attention.sinks")
 def fpga(
     ctx: typer.Context,
-    trace: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Decisions that generate has saved.")] = None,
+    trace: Path | None = typer.Argument(None, metavar="[FILE]", help="Decisions that generate has saved."),
     preset: Accelerator = None,
-    model: Annotated[
-        str,
-        typer.Option(help=f"Shapes for drawn decisions, without a download: {MODELS}.", autocompletion=a_model),
-    ] = "vila-u-7b",
-    rows: Annotated[int, typer.Option(help="Rows of the batch, at most 32.", min=1, max=32)] = 16,
-    frames: Annotated[int, typer.Option(help="Frames of the video.", min=1, max=4096)] = 8,
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens before the first visual one.", min=1, max=2**20)] = 100,
-    replay: Annotated[
-        str, typer.Option(help="Replay ratios over all passes, with commas between them.")
-    ] = "0,0.2,0.5,0.8",
+    model: str = typer.Option(
+        "vila-u-7b", help=f"Shapes for drawn decisions, without a download: {MODELS}.", autocompletion=a_model
+    ),
+    rows: int = typer.Option(16, help="Rows of the batch, at most 32.", min=1, max=32),
+    frames: int = typer.Option(8, help="Frames of the video.", min=1, max=4096),
+    prompt_tokens: int = typer.Option(100, help="Tokens before the first visual one.", min=1, max=2**20),
+    replay: str = typer.Option("0,0.2,0.5,0.8", help="Replay ratios over all passes, with commas between them."),
     *,
     flags: Flags,
-    spread: Annotated[
-        Literal["eligible", "all"],
-        typer.Option(help="Where drawn replays may be: eligible passes, or all (also the first frame)."),
-    ] = "eligible",
-    seed: Annotated[int, typer.Option(help="Seed of drawn decisions.", min=0, max=2**63 - 1)] = 0,
-    table: Annotated[
-        bool, typer.Option("--table", help="Emulate the published latencies, or the decode speed of the preset's work.")
-    ] = False,
-    drafts: Annotated[
-        bool, typer.Option("--drafts", help="Print what drafts do, by window and acceptance; rows: 2 if not given.")
-    ] = False,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Print the terms of one layer's cycles and joules.")
-    ] = False,
-    report: Annotated[Path | None, typer.Option(help="Folder for CSVs of cycles, bandwidth and energy.")] = None,
+    spread: Literal["eligible", "all"] = typer.Option(
+        "eligible", help="Where drawn replays may be: eligible passes, or all."
+    ),
+    seed: int = typer.Option(0, help="Seed of drawn decisions.", min=0, max=2**63 - 1),
+    table: bool = typer.Option(
+        False, "--table", help="Print published figures of the preset's work beside emulated ones."
+    ),
+    drafts: bool = typer.Option(False, "--drafts", help="Print what drafts do, by window and acceptance, of 2 rows."),
+    explain: bool = typer.Option(False, "--explain", help="Print the terms of one layer's cycles and joules."),
+    report: Path | None = typer.Option(None, help="Folder for CSVs of cycles, bandwidth and energy."),
     as_json: Json = False,
 ) -> None:
     """Emulate an FPGA accelerator on replay decisions; `fastcar fpga rtl` writes its RTL."""

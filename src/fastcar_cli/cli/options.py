@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -61,102 +60,73 @@ Format = Annotated[
 """Of a parameter `form`; `Command` sees to it."""
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-_File = Path | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class VideoOptions:
+class Options:
+    """Options of a command, as typer's functions take parameters."""
+
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
+
+
+class VideoOptions(Options):
     """Options of `generate` and `sweep`: inputs of videos, and how their work is divided."""
 
-    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="What the video shows.")] = None
-    prompts_file: Annotated[
-        _File, typer.Option("--prompts", help="File with one prompt a line, or JSON: VBench's lists, or .jsonl.")
-    ] = None
-    inputs: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--input",
-            metavar="FILE",
-            help="Frames to continue: a video, GIF, picture, folder of pictures, or .npz; repeat it for more videos.",
-        ),
-    ] = None
-    actions: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Actions of the input, a row a frame: .npz, .npy, .csv, .tsv or .json. An .npz may bring its own.",
-        ),
-    ] = None
-    names: Annotated[
-        str | None,
-        typer.Option(help="vbench: link videos {prompt}-{index}.mp4, in the folder vbench.", hidden=True),
-    ] = None
-    shard: Annotated[str | None, typer.Option(help="Do part k/n of the work only, such as 3/8.")] = None
-    engine: Annotated[
-        str,
-        typer.Option(help="local, or ray: the same work on a Ray cluster.", autocompletion=words(("local", "ray"))),
-    ] = "local"
-    address: Annotated[
-        str | None,
-        typer.Option(help="Address of a running Ray cluster. [default: Ray starts here]", hidden=True),
-    ] = None
-    workers: Annotated[
-        int | None, typer.Option(help="Workers on Ray at once. [default: as many as fit]", min=1, hidden=True)
-    ] = None
+    prompts: list[str] | None = typer.Argument(None, metavar="PROMPT", help="What the video shows.")
+    prompts_file: Path | None = typer.Option(
+        None, "--prompts", help="File with one prompt a line, or JSON: VBench's lists, or .jsonl."
+    )
+    inputs: list[Path] | None = typer.Option(
+        None,
+        "--input",
+        metavar="FILE",
+        help="Frames to continue: a video, GIF, picture, folder of pictures, or .npz; repeat it for more videos.",
+    )
+    actions: list[Path] | None = typer.Option(
+        None, metavar="FILE", help="Actions, a row a frame: .npz, .npy, .csv, .tsv or .json. An .npz may bring its own."
+    )
+    names: str | None = typer.Option(None, hidden=True, help="vbench: link videos vbench/{prompt}-{index}.mp4.")
+    shard: str | None = typer.Option(None, help="Do part k/n of the work only, such as 3/8.")
+    engine: str = typer.Option(
+        "local", help="local, or ray: the same work on a Ray cluster.", autocompletion=words(("local", "ray"))
+    )
+    address: str | None = typer.Option(None, hidden=True, help="Of a running Ray cluster. [default: Ray starts here]")
+    workers: int | None = typer.Option(None, min=1, hidden=True, help="Workers on Ray. [default: as many as fit]")
     config: ConfigFile = None
     set_: Overrides = None
-    dry: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be made and the time it takes; write nothing.")
-    ] = False
+    dry: bool = typer.Option(False, "--dry-run", help="Print what would be made and the time it takes; write nothing.")
     as_json: Json = False
     quiet: Quiet = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class GenerateOptions(VideoOptions):
     """Options of `generate`."""
 
-    truth: Annotated[
-        bool, typer.Option("--truth", help="Show the input's frames beside the prediction, and its error.")
-    ] = False
-    example: Annotated[
-        bool, typer.Option("--example", help="Begin with the bundled model's own example: a prompt, or a clip.")
-    ] = False
-    seeds: Annotated[
-        str | None, typer.Option(help="Seeds of every prompt: 0-3, 0,5,7 or both. [default: one seed]")
-    ] = None
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Skip prompts that are refused; status 1 at the end.")
-    ] = False
-    text_embedding: Annotated[
-        _File, typer.Option(metavar="FILE", help="Vectors of a text encoder, up to 512 rows, as .npy, .pt, ...")
-    ] = None
-    from_: Annotated[
-        _File, typer.Option("--from", help="Make the video of an earlier file again, from its recipe.")
-    ] = None
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "-o",
-            "--output",
-            help="File (.mp4, .gif), a name without suffix for a folder of PNGs, or NAME/ for a folder of videos. An "
-            "existing folder, several videos and files of prompts make folders of videos too. "
-            "[default: named after the prompt]",
-        ),
-    ] = None
-    force: Annotated[
-        bool, typer.Option("--force", help="Write over an existing file, or another video of that name.")
-    ] = False
-    preview: Annotated[bool, typer.Option("--preview", help="Show frames in the terminal as they are decoded.")] = False
-    report_to: Annotated[
-        _File, typer.Option("--report", help="Folder for CSVs of the emulated accelerator.", hidden=True)
-    ] = None
-    trace_to: Annotated[
-        _File, typer.Option("--trace", help="File (.npz) of the replay decisions, for `fastcar fpga`.")
-    ] = None
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Print replay by layer and frame.", hidden=True)] = (
-        False
+    truth: bool = typer.Option(False, "--truth", help="Show the input's frames beside the prediction, and its error.")
+    example: bool = typer.Option(False, "--example", help="Begin with the bundled model's own prompt, or clip.")
+    seeds: str | None = typer.Option(None, help="Seeds of every prompt: 0-3, 0,5,7 or both. [default: one seed]")
+    keep_going: bool = typer.Option(False, "--keep-going", help="Skip prompts that are refused; status 1 at the end.")
+    text_embedding: Path | None = typer.Option(
+        None, metavar="FILE", help="Vectors of a text encoder, up to 512 rows, as .npy, .pt, ..."
     )
+    from_: Path | None = typer.Option(None, "--from", help="Make the video of a file again, from its recipe.")
+    output: str | None = typer.Option(
+        None,
+        "-o",
+        "--output",
+        help="File (.mp4, .gif), a name without suffix for a folder of PNGs, or NAME/ for a folder of videos. An "
+        "existing folder, several videos and files of prompts make folders of videos too. "
+        "[default: named after the prompt]",
+    )
+    force: bool = typer.Option(False, "--force", help="Write over an existing file, or another video of that name.")
+    preview: bool = typer.Option(False, "--preview", help="Show frames in the terminal as they are decoded.")
+    report_to: Path | None = typer.Option(
+        None, "--report", hidden=True, help="Folder for CSVs of the emulated accelerator."
+    )
+    trace_to: Path | None = typer.Option(
+        None, "--trace", help="File (.npz) of the replay decisions, for `fastcar fpga`."
+    )
+    verbose: bool = typer.Option(False, "-v", "--verbose", hidden=True, help="Print replay by layer and frame.")
 
 
 Flags = dict[str, Any]
@@ -175,8 +145,8 @@ def _option_of(setting: Setting, hidden: bool) -> Any:
 def options(*keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command --debug, with --json also --format, and the options that its parameters stand for.
 
-    A dataclass stands for its fields, `flags` for an option for each of these keys and gets the values given. Without
-    keys it is all that have a flag, of which help shows the common ones.
+    A class of `Options` stands for its attributes. `flags` gets the values given of an option for each of these keys;
+    without keys, of all that have a flag (help shows the common ones).
     """
     chosen = [settings()[key] for key in keys] or [s for s in settings().values() if s.flag is not None]
     named = {str(s.flag).strip("-").replace("-", "_"): s for s in chosen}
@@ -188,10 +158,9 @@ def options(*keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
         for name, parameter in inspect.signature(command).parameters.items():
             if name == "flags":
                 own |= {n: (_option_of(s, hidden=not (keys or s.common)), None) for n, s in named.items()}
-            elif is_dataclass(hints[name]):
-                kinds[name] = hints[name]
-                of = get_type_hints(hints[name], include_extras=True)
-                own |= {f.name: (of[f.name], f.default) for f in fields(hints[name])}
+            elif isinstance(kind := hints[name], type) and issubclass(kind, Options):
+                kinds[name] = get_type_hints(kind, include_extras=True)
+                own |= {n: (annotation, getattr(kind, n)) for n, annotation in kinds[name].items()}
             else:
                 own[name] = hints[name], parameter.default
         added: dict[str, tuple[Any, Any]] = {"form": (Format, "table")} if "as_json" in own else {}
@@ -203,8 +172,8 @@ def options(*keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
             if "flags" in hints:
                 values = {s.key: given.pop(name) for name, s in named.items()}
                 given["flags"] = {key: value for key, value in values.items() if value is not None}
-            for name, kind in kinds.items():
-                given[name] = kind(**{f.name: given.pop(f.name) for f in fields(kind)})
+            for name, own_hints in kinds.items():
+                given[name] = hints[name](**{n: given.pop(n) for n in own_hints})
             command(**given)
 
         call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
 
@@ -19,29 +19,22 @@ from fastcar_cli.system.files import read_text, write_whole
 @options("model", "runtime.device", "runtime.threads", "runtime.executor")
 def profile(
     ctx: typer.Context,
-    seq: Annotated[
-        str | None, typer.Option(help="Context lengths with commas between them, such as 2k,8192. [default: 2k,4k,8k]")
-    ] = None,
-    rows: Annotated[
-        int | None,
-        typer.Option(help="Rows of the batch; a guided video is two. [default: one video's]", min=1, max=256),
-    ] = None,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="auto, float32, bfloat16 or float16.")
-    ] = "auto",
+    seq: str | None = typer.Option(None, help="Context lengths, such as 2k,8192. [default: 2k,4k,8k]"),
+    rows: int | None = typer.Option(None, help="Rows; a guided video is two. [default: one video's]", min=1, max=256),
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = typer.Option(
+        "auto", help="auto, float32, bfloat16 or float16."
+    ),
     *,
     flags: Flags,
-    repeats: Annotated[int, typer.Option(help="Timed steps a length and kind.", min=1, max=10**6)] = 5,
-    replay_ratio: Annotated[float, typer.Option(help="Replay that drafts are held against.", min=0, max=1)] = 0.8,
-    backend: Annotated[
-        choices.Backend, typer.Option(help="torch, or fpga-sim: cycles of the emulated accelerator.")
-    ] = "torch",
+    repeats: int = typer.Option(5, help="Timed steps a length and kind.", min=1, max=10**6),
+    replay_ratio: float = typer.Option(0.8, help="Replay that drafts are held against.", min=0, max=1),
+    backend: choices.Backend = typer.Option("torch", help="torch, or fpga-sim: cycles of the emulated accelerator."),
     fpga: Accelerator = None,
-    decode: Annotated[str | None, typer.Option(metavar="PROMPT", help="Profile a real run of this prompt.")] = None,
-    tau: Annotated[str, typer.Option(help="Threshold of --decode.")] = "-2",
-    seed: Annotated[int, typer.Option(help="Seed of --decode.", min=0, max=2**63 - 1)] = 0,
-    save: Annotated[Path | None, typer.Option(help="File to keep the result in (JSON).")] = None,
-    compare: Annotated[Path | None, typer.Option(help="Earlier result to print ratios against.")] = None,
+    decode: str | None = typer.Option(None, metavar="PROMPT", help="Profile a real run of this prompt."),
+    tau: str = typer.Option("-2", help="Threshold of --decode."),
+    seed: int = typer.Option(0, help="Seed of --decode.", min=0, max=2**63 - 1),
+    save: Path | None = typer.Option(None, help="File to keep the result in (JSON)."),
+    compare: Path | None = typer.Option(None, help="Earlier result to print ratios against."),
     as_json: Json = False,
 ) -> None:
     """Measure one decode step by context length, or a real run with --decode.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -33,37 +32,31 @@ _OWN = "[default: the configuration's]"
 
 def _list(help: str, allowed: tuple[str, ...] = ()) -> Any:
     """An option that takes values with commas between them."""
-    return typer.Option(help=help, autocompletion=words(allowed) if allowed else None)
+    return typer.Option(None, help=help, autocompletion=words(allowed) if allowed else None)
 
 
-@dataclass(frozen=True, kw_only=True)
 class SweepOptions(VideoOptions):
     """Options of `sweep`; None: the configuration's own values."""
 
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder of the sweep.")] = None
-    tau: Annotated[str | None, _list(f"Thresholds: off, numbers (0 to -4 is useful), -inf. {_OWN}")] = None
-    replay_ratio: Annotated[str | None, _list("Replay ratios that a controller holds, beside --tau.")] = None
-    score: Annotated[str | None, _list(f"Scores: {', '.join(SCORES)}. {_OWN}", SCORES)] = None
-    axis: Annotated[
-        str | None,
-        _list(
-            "An axis with all its values: score (at ratios 0.2,0.5,0.8), gate, or draft (lengths 4,8,16).",
-            ("score", "gate", "draft"),
-        ),
-    ] = None
-    draft: Annotated[str | None, _list("Drafts: off, frame, jacobi, auto. [default: off]", DRAFTS)] = None
-    draft_window: Annotated[str | None, _list("Draft lengths of --draft. [default: 16]")] = None
-    seeds: Annotated[str, typer.Option(help="Seeds: 0-3, 0,5,7 or both.")] = "0"
-    window: Annotated[str | None, _list(f"Attention windows in tokens, or off. {_OWN}")] = None
-    gate: Annotated[str | None, _list(f"Gates: {', '.join(GATES)}. {_OWN}", GATES)] = None
-    backend: Annotated[str | None, _list(f"Backends: {', '.join(BACKENDS)}. {_OWN}", BACKENDS)] = None
-    repeats: Annotated[int, typer.Option(help="Timed decodes a cell.", min=1, max=1000)] = 3
-    metrics: Annotated[str | None, _list(f"Of {', '.join(METRICS)}. [default: all that need no weights]", METRICS)] = (
-        None
+    output: Path | None = typer.Option(None, "-o", "--output", help="Folder of the sweep.")
+    tau: str | None = _list(f"Thresholds: off, numbers (0 to -4 is useful), -inf. {_OWN}")
+    replay_ratio: str | None = _list("Replay ratios that a controller holds, beside --tau.")
+    score: str | None = _list(f"Scores: {', '.join(SCORES)}. {_OWN}", SCORES)
+    axis: str | None = _list(
+        "An axis with all its values: score (at ratios 0.2,0.5,0.8), gate, or draft (lengths 4,8,16).",
+        ("score", "gate", "draft"),
     )
-    lpips_weights: Annotated[
-        Path | None, typer.Option(help="State dict of torchvision's AlexNet or VGG16, for the metric lpips.")
-    ] = None
+    draft: str | None = _list("Drafts: off, frame, jacobi, auto. [default: off]", DRAFTS)
+    draft_window: str | None = _list("Draft lengths of --draft. [default: 16]")
+    seeds: str = typer.Option("0", help="Seeds: 0-3, 0,5,7 or both.")
+    window: str | None = _list(f"Attention windows in tokens, or off. {_OWN}")
+    gate: str | None = _list(f"Gates: {', '.join(GATES)}. {_OWN}", GATES)
+    backend: str | None = _list(f"Backends: {', '.join(BACKENDS)}. {_OWN}", BACKENDS)
+    repeats: int = typer.Option(3, help="Timed decodes a cell.", min=1, max=1000)
+    metrics: str | None = _list(f"Of {', '.join(METRICS)}. [default: all that need no weights]", METRICS)
+    lpips_weights: Path | None = typer.Option(
+        None, help="State dict of torchvision's AlexNet or VGG16, for the metric lpips."
+    )
 
 
 @options("model", "generation.frames", "input.start", "input.step", "input.key")
