@@ -1,8 +1,7 @@
 """What the cores compute: an MLP backend in the accelerator's number format (integer.py has `int8-exact`).
 
-Weights are those of weights/quantised.py: a model that holds them so already is used as it is, another one is rounded
-as `--dtype` would. Activations are int8 with a scale a token. Sums of products are exact; what is between two
-products (scales, SiLU) is computed in floats.
+Weights are rounded as `--dtype` would, activations are int8 with a scale a token. Sums of products are exact; what is
+between two products (scales, SiLU) is computed in floats.
 """
 
 from __future__ import annotations
@@ -35,10 +34,7 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def group_sums(x: Tensor, linear: QuantisedLinear) -> Tensor:
-    """As `sums`, with int4 weights and the sum of a group times its scale: float64 [n, out], exact below 2^29.
-
-    Scales are whole multiples of 2^-24, so these are too; float64 rounds none of them, whatever the order.
-    """
+    """As `sums`, with int4 weights and the sum of a group times its scale, exact below 2^29: float64 [n, out]."""
     return F.linear(x.double(), linear.widened(torch.float64))
 
 
@@ -50,18 +46,6 @@ def product(linear: QuantisedLinear, x: Tensor) -> Tensor:
     return (sums(whole, linear.weight) * scale * linear.scale).float()
 
 
-class QuantisedMLP:
-    """An MLP with int8 or int4 weights, [n, width] to the same in its dtype."""
-
-    def __init__(self, mlp: MLP, kind: str) -> None:
-        self._gate, self._up, self._down = stored(mlp, kind)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[n, width] to [n, width]."""
-        wide = x.float()
-        return product(self._down, F.silu(product(self._gate, wide)) * product(self._up, wide)).to(x.dtype)
-
-
 def stored(mlp: MLP, kind: str) -> tuple[QuantisedLinear, QuantisedLinear, QuantisedLinear]:
     """Gate, up and down as `kind`: themselves where they are held so, else rounded.
 
@@ -69,7 +53,7 @@ def stored(mlp: MLP, kind: str) -> tuple[QuantisedLinear, QuantisedLinear, Quant
     for a width that it can't divide.
     """
     matrices = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    if isinstance(matrices[0], QuantisedLinear):
+    if isinstance(mlp.gate_proj, QuantisedLinear):
         return cast(tuple[QuantisedLinear, QuantisedLinear, QuantisedLinear], matrices)
     gate, up, down = (m.weight for m in matrices)
     if kind == "int4":
@@ -110,13 +94,20 @@ def mlp_of(mlp: MLP, preset: Preset) -> Callable[[Tensor], Tensor]:
     kind = preset.format.kind
     if kind == "float":
         return mlp
-    return IntegerMLP(*stored(mlp, "int8")) if kind == "int8-exact" else QuantisedMLP(mlp, kind)
+    gate, up, down = stored(mlp, WEIGHTS[kind])
+    if kind == "int8-exact":
+        return IntegerMLP(gate, up, down)
+
+    def quantised(x: Tensor) -> Tensor:
+        wide = x.float()
+        return product(down, F.silu(product(gate, wide)) * product(up, wide)).to(x.dtype)
+
+    return quantised
 
 
 class FpgaBackend:
-    """Computes the MLPs in an accelerator's format.
-
-    Raises RequestError for more rows than the Index Register has bits, and for weights that the format can't hold.
+    """Computes the MLPs in an accelerator's format. Raises RequestError for too many rows, and for weights that the
+    format can't hold.
     """
 
     name = "fpga-sim"

@@ -46,9 +46,8 @@ class Windows:
             raise ValueError(f"{taken.sum()} input tokens, decisions of {self.replayed.shape[2]}")
 
     def within(self, tokens: int) -> Windows:
-        """The same passes with at most so many input tokens of a video: a longer one is taken in several.
-
-        A part whose tokens all follow a rejected one is left out: its drafts are then known to be wrong.
+        """The same passes with at most so many input tokens of a video: a longer one is taken in several, less those
+        whose tokens all follow a rejected one.
         """
         parts = -(-self.taken // tokens)
         number = np.repeat(np.arange(len(parts)), parts)
@@ -101,10 +100,8 @@ class Windows:
 
 @dataclass(frozen=True)
 class Decisions:
-    """Decisions with what is needed to emulate them.
-
-    replayed [layers, rows, T*N - 1]: of the input tokens that became final. spec: the model's. windows: the passes, if
-    some took several tokens of a video.
+    """Decisions with what is needed to emulate them: replayed [layers, rows, T*N - 1], of the input tokens that became
+    final, and the passes, if some took several tokens of a video.
     """
 
     replayed: Bits
@@ -177,14 +174,7 @@ def read(file: Path) -> Decisions:
 
 
 def draw(
-    *,
-    layers: int,
-    rows: int,
-    frames: int,
-    tokens_per_frame: int,
-    ratio: float,
-    seed: int,
-    spread: str = "eligible",
+    *, layers: int, rows: int, frames: int, tokens_per_frame: int, ratio: float, seed: int, spread: str = "eligible"
 ) -> Bits:
     """Synthetic decisions [layers, rows, passes] with a mean replay ratio over all passes.
 

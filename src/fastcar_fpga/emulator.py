@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from fastcar_cli.errors import RequestError
 from fastcar_fpga.decisions import Bits
-from fastcar_fpga.isa import Program, compile_linear
+from fastcar_fpga.isa import Program, Rates, compile_linear, cycles, mlp_program
 from fastcar_fpga.layer import INDEX_BITS, START, Accelerator, check_rows
 from fastcar_fpga.preset import Preset
-from fastcar_fpga.timing import Rates, cycles, mlp_program
 from fastcar_fpga.workload import Workload, check_memory
 
 SCHEDULERS = ("drs", "static", "ideal")
@@ -97,9 +96,9 @@ class Emulator:
     def attention(self, context: NDArray[np.int64]) -> NDArray[np.float64]:
         """Cycles of the attention core of one layer by pass, of context lengths [slots, passes], 0 in an empty slot.
 
-        Keys and values are each slot's own, so the cores of a round share the bandwidth (with private weights each has
-        its channels'), and the longest context of a round counts. m equal tiles in a double buffer take latency + load
-        + (m - 1) max(load, work) + work, load in whole bursts.
+        Keys and values are each slot's own, so the cores of a round share the bandwidth, unless weights are private,
+        and the longest context of a round counts. m equal tiles in a double buffer take latency + load + (m - 1)
+        max(load, work) + work, load in whole bursts.
         """
         total = np.zeros(context.shape[1])
         for begin in range(0, len(context), self.preset.cores):
@@ -137,10 +136,7 @@ class Emulator:
         return work.layers * (maps + self.chain + float(self.attention(context).sum())) + heads
 
     def layer_cycles(self, computing: Bits, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Cycles of one layer's MLPs under DRS, itself included, by which slots compute [..., slots].
-
-        slots [...]: how many there are.
-        """
+        """Cycles of one layer's MLPs and of DRS, by which slots compute [..., slots] and how many there are [...]."""
         words = (computing * (1 << np.arange(computing.shape[-1], dtype=np.uint64))).sum(-1)
         keys = words | (slots.astype(np.uint64) << np.uint64(INDEX_BITS))
         unique, where = np.unique(keys, return_inverse=True)
@@ -158,9 +154,8 @@ class Emulator:
     ) -> RunResult:
         """Emulate the decisions `replayed` [layers, slots, passes]; `dense` computes every row instead.
 
-        tokens [slots, passes]: the input token in each slot of the Index Register, as `Windows` has them; None: a pass
-        takes one token of each row. Raises RequestError for an unknown scheduler, a pattern of another shape, or more
-        slots than the register has bits.
+        tokens [slots, passes]: see `Windows`; None: a pass takes one token of each row. Raises RequestError for an
+        unknown scheduler, a pattern of another shape, or more slots than the Index Register has bits.
         """
         work, c = self.work, self.preset.cores
         if scheduler not in SCHEDULERS:
@@ -223,10 +218,7 @@ class Emulator:
     def _mlps(
         self, scheduler: str, computing: Bits, slots: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Cycles of the MLPs and of DRS, and streams of weights, [layers, passes] each; rows by core.
-
-        computing [layers, slots, passes]: which slots compute; slots [passes]: how many there are.
-        """
+        """Cycles of the MLPs and of DRS, and streams of weights, [layers, passes] each; rows by core."""
         c, counts = self.preset.cores, computing.sum(1)
         drs = np.zeros(counts.shape)
         if scheduler == "ideal":

@@ -1,11 +1,8 @@
 """`int8-exact`: an MLP in integers from its coded input to its output, so that hardware can match every bit.
 
 int8 weights and activations, int32 sums, and a vector unit without floats: requantisation multiplies and shifts, SiLU
-is a table with lines between its entries. The rounding of every shift is `shifted`, halves upwards.
-
-A vector of a token is coded as q * mantissa * 2^-exponent / 127 (`Coded`). A weight row has the scale 127 * multiplier
-* 2^-exponent, with one exponent a matrix (`Rows`). Between the products, and at the end, numbers are fixed point with
-FRACTION fractional bits.
+is a table with lines between its entries. Between the products, and at the end, numbers are fixed point with FRACTION
+fractional bits.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ MULTIPLIER_BITS = 16
 """Bits of a weight row's multiplier."""
 
 MOST_SHIFT = 62
-"""No shift is longer: of no product of sum, multiplier and mantissa would anything be left."""
+"""A longer shift leaves nothing of a product of sum, multiplier and mantissa."""
 
 TABLE_STEP, TABLE_END = 5, 16
 """The table of the logistic function has 2^5 entries a unit, from 0 to 16; beyond, the function is 1."""
@@ -64,10 +61,7 @@ class Rows:
 
 
 def sums(x: Tensor, weight: Tensor) -> Tensor:
-    """Sums of products of int8 x [n, k] and int8 weights [out, k], exact: integers in float64 [n, out].
-
-    float32 multiplies as many terms at once as it adds without rounding.
-    """
+    """Sums of products of int8 x [n, k] and int8 weights [out, k], exact: integers in float64 [n, out]."""
     total = torch.zeros(len(x), len(weight), dtype=torch.float64, device=x.device)
     for piece, part in zip(x.split(EXACT_TERMS, 1), weight.split(EXACT_TERMS, 1), strict=True):
         total += F.linear(piece.float(), part.float())
@@ -80,7 +74,7 @@ def shifted(x: Tensor, by: Tensor | int) -> Tensor:
     return (x + (torch.ones_like(by) << by >> 1)) >> by
 
 
-def _kept(x: Tensor) -> Tensor:
+def _limited(x: Tensor) -> Tensor:
     return x.clamp(-LIMIT, LIMIT)
 
 
@@ -98,10 +92,7 @@ def rows_of(linear: QuantisedLinear) -> Rows:
 
 
 def code_floats(x: Tensor) -> Coded:
-    """Vectors float [n, k] as the norm before an MLP gives them; halves are rounded away from 0.
-
-    Numbers beyond 32,768 become it.
-    """
+    """Vectors float [n, k] as the norm before an MLP gives them, up to 32,768; halves are rounded away from 0."""
     x = x.double()
     most = x.abs().amax(-1, keepdim=True)
     exponent = (MANTISSA_BITS - torch.frexp(most).exponent.long()).clamp(0, MOST_SHIFT)
@@ -124,7 +115,7 @@ def code(x: Tensor) -> Coded:
 def requantised(total: Tensor, rows: Rows, x: Coded) -> Tensor:
     """Sums int64 [n, out] of coded inputs and weights as fixed-point numbers int64 [n, out]."""
     by = (x.exponent + rows.exponent - FRACTION).clamp(max=MOST_SHIFT)
-    return _kept(shifted(total * rows.multiplier * x.mantissa, by))
+    return _limited(shifted(total * rows.multiplier * x.mantissa, by))
 
 
 def product(rows: Rows, x: Coded) -> Tensor:
@@ -146,7 +137,7 @@ def logistic(x: Tensor) -> Tensor:
 def activated(gate: Tensor, up: Tensor) -> Tensor:
     """SiLU of the gate times up, all fixed-point numbers int64."""
     silu = shifted(gate * logistic(gate), 16)
-    return _kept(shifted(silu * up, FRACTION))
+    return _limited(shifted(silu * up, FRACTION))
 
 
 class IntegerMLP:

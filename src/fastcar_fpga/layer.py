@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fastcar_cli.errors import RequestError
-from fastcar_fpga.isa import Program
+from fastcar_fpga.isa import Program, Rates, cycles
 from fastcar_fpga.preset import Preset, Weights
-from fastcar_fpga.timing import Rates, cycles
 
 INDEX_BITS = 32
 """Width of the Index Register, and so the most rows of a batch."""

@@ -17,7 +17,7 @@ MAX_FITTED = 2
 """Constants of a preset that may be fitted to a measurement."""
 
 _ROWS = 2**10
-"""Rows of a bank that each core's weights take, where cores meet in a channel: more than a stream passes in `share`."""
+"""Rows of a bank that each core's weights take, where cores meet in a channel: more than `share` reads."""
 
 Weights = Literal["lockstep", "multicast", "private"]
 """How cores get a layer's weights: layer.py says what each means."""
@@ -249,9 +249,7 @@ class Preset(Entry):
         return ReadStream(part, hbm.order, round(port), int(hbm.ahead.value), *bursts, *meet)
 
     def rate(self, chunk: float = 0, stride: float = 0) -> float:
-        """Bytes a cycle, all cores together, of a stream that never ends, without a chunk of weights: what memory and
-        requests under way allow.
-        """
+        """Bytes a cycle, all cores together, of an endless stream (see `stream`), by memory and requests under way."""
         hbm, rate = self.hbm, self.peak * 1e3 * share(self.stream(chunk, stride)) / self.clock.value
         if hbm.requests is None:
             return rate

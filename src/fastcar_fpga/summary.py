@@ -51,7 +51,7 @@ def energy_of(result: RunResult, preset: Preset) -> EnergyReport:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The same decisions under DRS, static mapping and the ideal schedule, and runs beside it.
+    """The same decisions under DRS, static mapping and the ideal schedule, and others beside them.
 
     computing [layers, slots, passes] of the Index Register, and the input tokens there [slots, passes], -1 in empty
     slots. dense: every row computed, one token a pass (static). replay: the decisions with one token a pass (DRS).
@@ -186,10 +186,7 @@ def explain(comparison: Comparison) -> list[str]:
 
 
 def explain_layer(emulator: Emulator, computing: int, rows: int | None = None) -> list[str]:
-    """Lines that derive the cycles and joules of one layer at mid-run with this many computing rows.
-
-    rows: rows of the layer, if not those of the batch.
-    """
+    """Lines that derive the cycles and joules of one layer at mid-run with this many computing rows of `rows`."""
     preset, work, rates = emulator.preset, emulator.work, emulator.rates
     mlp, c, rows = emulator.mlp, preset.cores, rows or work.rows
     step, rounds, accelerator = work.steps // 2, -(-computing // c), emulator.accelerator

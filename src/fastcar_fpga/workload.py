@@ -17,9 +17,8 @@ from fastcar_fpga.preset import Preset, load_preset
 class Workload:
     """Shapes and lengths of a run.
 
-    steps: decode passes (T*N - 1); prompt: tokens before the first visual one; window: last tokens
-    attended to (None: all) beside `sinks`. Weight counts are per layer, or of all of `depth_weights`
-    that one position's codes read together (each depth reads the depth transformer once).
+    prompt: tokens before the first visual one; window: last tokens attended to (None: all) beside `sinks`. Weight
+    counts are per layer; of `depth_weights` all that the codes of a position read.
     """
 
     name: str
@@ -60,15 +59,11 @@ def workload_of(
     """The workload of a model. Raises RequestError for more rows than DRS can index."""
     check_rows(rows)
     d, sampling, projector = spec.decoder, spec.sampling_weights, spec.projector_weights
+    shared = ("layers", "width", "mlp_width", "kv_width", "heads", "projection_weights")
     return Workload(
         name=spec.name,
-        layers=d.layers,
+        **{name: getattr(d, name) for name in shared},
         rows=rows,
-        width=d.width,
-        mlp_width=d.mlp_width,
-        kv_width=d.kv_width,
-        heads=d.heads,
-        projection_weights=d.projection_weights,
         depth_weights=sampling.transformer + sampling.heads + projector,
         depth_outputs=spec.code_depth * spec.codes,
         resident_weights=d.layers * (d.projection_weights + d.mlp_weights) + sampling.stored + projector,
@@ -81,18 +76,12 @@ def workload_of(
 
 
 def preset_for(name: str | None, spec: Spec) -> Preset:
-    """An accelerator by name or file; without one the smaller of two whose memory holds the weights.
-
-    Raises RequestError as `load_preset` does.
-    """
+    """An accelerator by name or file (see `load_preset`); None: the smaller of two whose memory holds the weights."""
     if name is not None:
         return load_preset(name)
     small = load_preset("edge-small")
-    try:
-        check_memory(workload_of(spec, rows=1, frames=1, prompt=1), small)
-    except RequestError:
-        return load_preset("paper-u280")
-    return small
+    fits = held_bytes(workload_of(spec, rows=1, frames=1, prompt=1), small) <= small.capacity
+    return small if fits else load_preset("paper-u280")
 
 
 def _token_bytes(work: Workload, preset: Preset) -> int:

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from support.fpga_presets import constant, preset, work
 
 from fastcar_fpga.emulator import Emulator
-from fastcar_fpga.isa import compile_linear, compile_mlp
+from fastcar_fpga.isa import Rates, compile_linear, compile_mlp, cycles, spans
 from fastcar_fpga.layer import Accelerator
 from fastcar_fpga.preset import Weights
 from fastcar_fpga.summary import energy_of, explain_layer
-from fastcar_fpga.timing import Rates, cycles, spans
 
 FAST = 1e9
 MLP = compile_mlp(64, 192, 16, 1024)

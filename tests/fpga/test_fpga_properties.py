@@ -13,9 +13,9 @@ from support.fpga_presets import preset, work
 
 from fastcar_cli.errors import RequestError
 from fastcar_fpga.emulator import Emulator
+from fastcar_fpga.isa import round_spans
 from fastcar_fpga.layer import Registers, check_rows
 from fastcar_fpga.preset import Preset
-from fastcar_fpga.timing import round_spans
 from fastcar_fpga.workload import Workload
 
 

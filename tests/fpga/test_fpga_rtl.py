@@ -24,10 +24,9 @@ from fastcar_cli.checkpoints.open import spec_of
 from fastcar_cli.config.presets import fpga_presets
 from fastcar_cli.errors import RequestError
 from fastcar_fpga.decisions import Decisions, Windows, draw, save
-from fastcar_fpga.isa import UNIT_OF, compile_mlp
+from fastcar_fpga.isa import UNIT_OF, Rates, compile_mlp
 from fastcar_fpga.layer import Accelerator, Registers
 from fastcar_fpga.preset import load_preset
-from fastcar_fpga.timing import Rates
 from fastcar_lab.accelerator.rtl import bundle, stimulus, tools
 from fastcar_lab.accelerator.rtl.stimulus import counts, words_of
 

@@ -15,8 +15,8 @@ from support.processes import Run
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_fpga import integer
 from fastcar_fpga.integer import Coded, Rows
+from fastcar_fpga.isa import spans
 from fastcar_fpga.preset import load_preset
-from fastcar_fpga.timing import spans
 from fastcar_lab.accelerator.arithmetic import Units, compare_layers, write_arithmetic
 from fastcar_lab.accelerator.decoded import compared, decoded, layer_of
 from fastcar_lab.accelerator.rtl import bundle, joined

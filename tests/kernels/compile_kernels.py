@@ -22,11 +22,10 @@ from triton.runtime.jit import JITFunction
 
 from fastcar_cli.kernels.gpu import follow
 from fastcar_cli.kernels.gpu.append import Extent, Gate, append
-from fastcar_cli.kernels.gpu.attend import attend, chunks_of
-from fastcar_cli.kernels.gpu.depth import attend_depths
+from fastcar_cli.kernels.gpu.attend import attend, attend_depths, chunks_of
 from fastcar_cli.kernels.gpu.linear import Matrix, linear
 from fastcar_cli.kernels.gpu.mlp import Cached, mlp
-from fastcar_cli.kernels.gpu.norm import layer_norm, rms_norm
+from fastcar_cli.kernels.gpu.norm import norm
 
 ROWS, WIDTH, WIDE, HEADS, HEAD, FRAME, TOKENS, SLOTS, DEPTH = 2, 4096, 11008, 32, 128, 256, 2047, 2112, 2560
 
@@ -63,7 +62,7 @@ def launch() -> None:
     x, h, t = empty(ROWS, WIDTH), empty(ROWS, WIDTH), torch.zeros(ROWS, dtype=torch.int64)
     square = empty(WIDTH, WIDTH)
     flags, cache = torch.zeros(ROWS, dtype=torch.uint8), empty(ROWS, FRAME, WIDTH)
-    rms_norm(x, empty(WIDTH), 1e-5, h)
+    norm(x, empty(WIDTH), None, 1e-5, h)
     qkv = linear(h, [Matrix(square)] * 3, empty(ROWS, 3 * WIDTH))
     linear(h, [Matrix(square)], x, add=True)
     gate, down = Matrix(empty(WIDE, WIDTH)), Matrix(empty(WIDTH, WIDE))
@@ -79,7 +78,7 @@ def launch() -> None:
     scratch = [empty(ROWS, HEADS, chunks, *s, dtype=torch.float32) for s in ((HEAD,), (), ())]
     attend(query, keys, keys, sinks, sinks, t, extent, tuple(scratch), x)  # type: ignore[arg-type]
     y = empty(ROWS, DEPTH)
-    layer_norm(y, empty(DEPTH), empty(DEPTH), 1e-5, y)
+    norm(y, empty(DEPTH), empty(DEPTH), 1e-5, y)
     linear(y, [Matrix(empty(4 * DEPTH, DEPTH), None, empty(4 * DEPTH))], empty(ROWS, 4 * DEPTH), gelu=True)
     attend_depths(empty(4, ROWS, 3 * DEPTH), 40, 3, y)
 

@@ -49,7 +49,6 @@ pytest.importorskip("triton", reason="triton is not installed: pip install trito
 
 from fastcar_cli.kernels.gpu import append as ka
 from fastcar_cli.kernels.gpu import attend as kt
-from fastcar_cli.kernels.gpu import depth as kd
 from fastcar_cli.kernels.gpu import linear as kl
 from fastcar_cli.kernels.gpu import mlp as km
 from fastcar_cli.kernels.gpu import norm as kn
@@ -77,9 +76,9 @@ def _random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize(("rows", "width"), [(1, 16), (2, 100), (5, 33)])
 def test_norms(rows: int, width: int, dtype: torch.dtype) -> None:
     x, w, b = (_random(*s, dtype=dtype, seed=i) for i, s in enumerate([(rows, width), (width,), (width,)]))
-    got = kn.rms_norm(x, w, 1e-6, torch.empty_like(x))
+    got = kn.norm(x, w, None, 1e-6, torch.empty_like(x))
     _close(got, F.rms_norm(x.float(), (width,), None, 1e-6).to(dtype) * w, dtype)
-    got = kn.layer_norm(x + 3, w, b, 1e-5, torch.empty_like(x))
+    got = kn.norm(x + 3, w, b, 1e-5, torch.empty_like(x))
     _close(got, F.layer_norm(x + 3, (width,), w, b, 1e-5), dtype)
 
 
@@ -308,7 +307,7 @@ def test_attention_among_depths(seen: int, dtype: torch.dtype) -> None:
     q, k, v = (a.view(seen, rows, heads, d).permute(1, 2, 0, 3) for a in qkv[:seen].split(heads * d, -1))
     want = F.scaled_dot_product_attention(q[:, :, -1:], k, v)
     out = torch.empty(rows, heads * d, dtype=dtype, device=DEVICE)
-    _close(kd.attend_depths(qkv, heads, seen, out), want.reshape(rows, -1), dtype)
+    _close(kt.attend_depths(qkv, heads, seen, out), want.reshape(rows, -1), dtype)
 
 
 def _small() -> VideoModel:

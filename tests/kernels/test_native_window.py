@@ -53,7 +53,7 @@ def run(toy: Toy, table: Tensor, x: Tensor, window: int, threads: int, masked: b
     options |= {"keys": toy.keys, "values": toy.values, "aligned": toy.keys, "outputs": toy.outputs}
     options |= {"table": table, "start": toy.start, "cos": angle.cos(), "sin": angle.sin()}
     older = random_older(toy, int(table[-1, -2])) if table[-1, -2] else {}
-    options["older"] = older or None
+    options |= older
     slots = toy.slots + int(table[-1, -2])
     mask = torch.rand(rows, tokens, slots, generator=torch.Generator().manual_seed(7)) < (0.6 if masked else 1)
     mask[:, :, :FRAME] = True

@@ -1,12 +1,11 @@
-"""The accelerator stepped cycle by cycle: what layer.py and timing.py compute, as slowly and plainly as can be."""
+"""The accelerator stepped cycle by cycle: what layer.py and isa.py compute, as slowly and plainly as can be."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastcar_fpga.isa import UNIT_OF, Program
+from fastcar_fpga.isa import UNIT_OF, Program, Rates
 from fastcar_fpga.layer import Accelerator
-from fastcar_fpga.timing import Rates
 
 
 class Port:

@@ -21,9 +21,9 @@ from fastcar_cli.models.decoder import Decoder
 from fastcar_fpga import integer
 from fastcar_fpga.backend import FpgaBackend, mlp_of
 from fastcar_fpga.integer import Coded, IntegerMLP, Rows, code_floats
+from fastcar_fpga.isa import Rates, mlp_program
 from fastcar_fpga.layer import INDEX_BITS
 from fastcar_fpga.preset import Preset
-from fastcar_fpga.timing import Rates, mlp_program
 from fastcar_lab.accelerator.arithmetic import Units, compare_layers, write_arithmetic
 from fastcar_lab.accelerator.rtl.joined import MLPLayer
 

@@ -146,7 +146,7 @@ class NativeExecutor(Executor):
             keys=cache.k,
             values=cache.v,
             aligned=cache.aligned,
-            older=dict(zip(names, cache.older, strict=False)),
+            **dict(zip(names, cache.older, strict=False)),
             outputs=None if replay is None else replay.outputs,
             table=cache.table,
             cos=batch.places.cos[: len(cache.table)].float(),

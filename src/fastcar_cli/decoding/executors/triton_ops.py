@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from fastcar_cli.decoding.batch import Batch
 from fastcar_cli.kernels.gpu.append import Extent, Gate, append
-from fastcar_cli.kernels.gpu.attend import attend, chunks_of
-from fastcar_cli.kernels.gpu.depth import attend_depths
+from fastcar_cli.kernels.gpu.attend import attend, attend_depths, chunks_of
 from fastcar_cli.kernels.gpu.linear import Matrix, linear
 from fastcar_cli.kernels.gpu.mlp import Cached, mlp
-from fastcar_cli.kernels.gpu.norm import layer_norm, norm_heads, rms_norm
+from fastcar_cli.kernels.gpu.norm import norm, norm_heads
 from fastcar_cli.models.decoder import Block, RMSNorm
 from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.weights.quantised import QuantisedLinear
@@ -70,9 +69,9 @@ class TritonOps:
         self._wide_middle = empty(lines, 4 * d_spec.width)
         self._past = empty(d_spec.blocks, d_spec.depth, lines, 3 * d_spec.width)
 
-    def norm(self, norm: RMSNorm, x: Tensor) -> Tensor:
+    def norm(self, layer: RMSNorm, x: Tensor) -> Tensor:
         """RMS norm of [lines, width]. The result is overwritten by the next norm."""
-        return rms_norm(x, norm.weight, norm.eps, self._normed)
+        return norm(x, layer.weight, None, layer.eps, self._normed)
 
     def block(self, layer: int, block: Block, x: Tensor) -> Tensor:
         """One decoder block on the residual stream x [lines, width], which is overwritten."""
@@ -116,8 +115,8 @@ class TritonOps:
             return linear(x, [Matrix.of(head)], self._logits)
         h, normed = self._wide, self._wide_normed
 
-        def norm(layer: nn.LayerNorm) -> Tensor:
-            return layer_norm(h, layer.weight, layer.bias, layer.eps, normed)
+        def layer_norm(layer: nn.LayerNorm) -> Tensor:
+            return norm(h, layer.weight, layer.bias, layer.eps, normed)
 
         h.copy_(net.pos_emb_d[0, d].expand_as(h))
         entry = net.in_mlp_1 if d else net.in_mlp_2
@@ -125,10 +124,10 @@ class TritonOps:
         for past, block in zip(self._past, net.blocks, strict=True):
             attn, first, second = block.attn, block.mlp[0], block.mlp[2]
             parts = (attn.query, attn.key, attn.value)
-            linear(norm(block.ln1), [Matrix.of(p) for p in parts], past[d])
+            linear(layer_norm(block.ln1), [Matrix.of(p) for p in parts], past[d])
             attended = attend_depths(past, attn.heads, d + 1, self._wide_attended)
             linear(attended, [Matrix.of(attn.proj)], h, add=True)
-            wide = linear(norm(block.ln2), [Matrix.of(first)], self._wide_middle, gelu=True)
+            wide = linear(layer_norm(block.ln2), [Matrix.of(first)], self._wide_middle, gelu=True)
             linear(wide, [Matrix.of(second)], h, add=True)
         last = net.classifier_mlp
-        return linear(norm(last.layer_norm), [Matrix.of(last.linear)], self._logits)
+        return linear(layer_norm(last.layer_norm), [Matrix.of(last.linear)], self._logits)

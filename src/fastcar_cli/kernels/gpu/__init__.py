@@ -1,9 +1,8 @@
-"""Triton kernels of a decode step for few rows.
+"""Triton kernels of a decode step for few rows, imported only where they run.
 
-Imported only where they run: `triton` comes with CUDA builds of torch. The same kernels run on a
-CPU, slowly, through Triton's interpreter (`TRITON_INTERPRET=1` in the environment before the first
-import of triton), which is how the tests check them. Kernels take contiguous tensors; every index
-that changes from step to step is read from a tensor on the device, so one CUDA graph serves them all.
+Tests run them on a CPU, slowly, through Triton's interpreter (`TRITON_INTERPRET=1` in the environment before the first
+import of triton). Kernels take contiguous tensors; every index that changes from step to step is read from a tensor on
+the device, so one CUDA graph serves them all.
 """
 
 from __future__ import annotations
@@ -27,10 +26,7 @@ def interpreted() -> bool:
 
 
 def upcast(x: Tensor) -> bool:
-    """Whether tile products are of float32 instead of what x has: the interpreter multiplies tiles of 16 bit wrongly.
-
-    Widened, the products are the same numbers.
-    """
+    """Whether tile products are of x in float32: the interpreter multiplies tiles of 16 bit wrongly."""
     return interpreted() and x.dtype.itemsize < 4
 
 
@@ -39,10 +35,9 @@ WIDEST = (64, 128, 4)
 
 
 def most_rows(shared_bytes: int, itemsize: int = 2) -> int:
-    """Rows that the products of a step can serve where a block has this much shared memory, computed.
+    """Rows that the products of a step can serve where a block has this much shared memory.
 
-    Every stage of the pipeline keeps a tile of weights and one of inputs there, of numbers of so many bytes. At least
-    16: the rows of a tile product are padded to that.
+    Every stage of the pipeline has a tile of weights and one of inputs there. At least 16: rows are padded to that.
     """
     out, inner, stages = WIDEST
     rows = 16

@@ -1,10 +1,8 @@
 """Rotation, append to the KV cache, temporal attention score and the gate of replay, in one kernel.
 
 A pass has a line for every input token of every row: input 0 of all rows, then input 1 of all rows, and on. The token
-of a line, and with it every slot in the caches, is read from the device. A cache is full (index i of
-the padded sequence lies in slot i) or a window (sinks first, then index i in slot first + i % window,
-and one frame of keys for the score in a ring of frame + 1). Lengths are run-time values: another prompt
-or video compiles nothing.
+of a line is read from the device. A cache is full (index i of the padded sequence lies in slot i) or a window (sinks
+first, then index i in slot first + i % window, and one frame of keys for the score in a ring of frame + 1).
 """
 
 from __future__ import annotations
@@ -32,8 +30,7 @@ def _append_kernel(
     slots, padded, frame, window, first, aligned,
     VIDEOS: tl.constexpr, OF: tl.constexpr, H: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr,
     SCORE: tl.constexpr, RELEASED: tl.constexpr, PAIRS: tl.constexpr, HP: tl.constexpr, KP: tl.constexpr,
-    DP: tl.constexpr,
-    EARLY: tl.constexpr,
+    DP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One input of one video a program, so that its OF rows decide together: tiles are [OF, heads, half of a head]."""
     follow(EARLY)
@@ -52,7 +49,7 @@ def _append_kernel(
     h = tl.arange(0, HP)[None, :, None]
     g = tl.arange(0, KP)[None, :, None]
     here = (row >= 0) & (h < H) & (i < D // 2)
-    kept = (row >= 0) & (g < KV) & (i < D // 2)
+    of_key = (row >= 0) & (g < KV) & (i < D // 2)
     angle = (t * VIDEOS * OF + row) * D + i
     c = tl.load(cos + angle, mask=i < D // 2, other=0.0).to(tl.float32)
     s = tl.load(sin + angle, mask=i < D // 2, other=0.0).to(tl.float32)
@@ -67,27 +64,23 @@ def _append_kernel(
     tl.store(to + D // 2, rb.to(kind), mask=here)
 
     at = base + (H + g) * D + i
-    ka, kb = _rotate(
-        tl.load(at, mask=kept, other=0.0).to(tl.float32),
-        tl.load(at + D // 2, mask=kept, other=0.0).to(tl.float32),
-        c,
-        s,
-        kind,
-    )
+    ka = tl.load(at, mask=of_key, other=0.0).to(tl.float32)
+    kb = tl.load(at + D // 2, mask=of_key, other=0.0).to(tl.float32)
+    ka, kb = _rotate(ka, kb, c, s, kind)
     to = ((row * KV + g) * slots + slot) * D + i
-    tl.store(keys + to, ka.to(kind), mask=kept)
-    tl.store(keys + to + D // 2, kb.to(kind), mask=kept)
+    tl.store(keys + to, ka.to(kind), mask=of_key)
+    tl.store(keys + to + D // 2, kb.to(kind), mask=of_key)
     at = base + (H + KV + g) * D + i
-    tl.store(values + to, tl.load(at, mask=kept, other=0.0), mask=kept)
-    tl.store(values + to + D // 2, tl.load(at + D // 2, mask=kept, other=0.0), mask=kept)
+    tl.store(values + to, tl.load(at, mask=of_key, other=0.0), mask=of_key)
+    tl.store(values + to + D // 2, tl.load(at + D // 2, mask=of_key, other=0.0), mask=of_key)
 
     if SCORE:
         # The query heads of a group score against the one key that serves them.
         group = row * KV + h // (H // KV)
         if WINDOW:
             to = ring + ((row * KV + g) * (frame + 1) + index % (frame + 1)) * D + i
-            tl.store(to, ka.to(kind), mask=kept)
-            tl.store(to + D // 2, kb.to(kind), mask=kept)
+            tl.store(to, ka.to(kind), mask=of_key)
+            tl.store(to + D // 2, kb.to(kind), mask=of_key)
             before = ring + (group * (frame + 1) + (index + 1) % (frame + 1)) * D + i
         else:
             before = keys + (group * slots + index - frame) * D + i
@@ -109,8 +102,8 @@ def _append_kernel(
 
 @dataclass(frozen=True)
 class Extent:
-    """Where tokens lie in the caches: tokens of the padded prompts, N, with a window (0: full) its length and first
-    slot, and how many tokens the prompts end in that lie as those of frames do.
+    """Where tokens lie in the caches: tokens of the padded prompts and of a frame; length (0: none) and first slot of a
+    window; how many tokens the prompts end in that lie as those of frames do.
     """
 
     padded: int
@@ -124,9 +117,8 @@ class Extent:
 class Gate:
     """What the append kernel needs of a layer to decide on replay.
 
-    thresholds: float32 [lines]; scores: float32 [lines] and flags: uint8 [lines], written: a line's own TAS, and 1
-    where what is compared exceeds its threshold. `released` scores q before rotation, `pairs` compares the
-    mean of the two rows of a video.
+    thresholds: float32 [lines]. Written are scores, float32 [lines], and flags, uint8 [lines]: 1 where what is compared
+    exceeds its threshold. `released` scores q before rotation, `pairs` compares the mean of the two rows of a video.
     """
 
     thresholds: Tensor

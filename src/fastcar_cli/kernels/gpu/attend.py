@@ -1,4 +1,4 @@
-"""Attention of one query a head and input token over a cache whose length is counted on the device.
+"""Attention over a cache whose length is counted on the device, and among the few depths of one position.
 
 The cache is read in chunks, each by its own program, once for all input tokens and query heads that attend to it.
 Softmax sums of chunks are put together in a fixed order; chunks past the last token read nothing.
@@ -42,7 +42,7 @@ def _attend_kernel(
     head = line * H + group % KV * served + j % served
     index = padded + tl.load(token + line, mask=there, other=-1).to(tl.int32)
     first = tl.load(pad + row).to(tl.int32)
-    kept = tl.load(sinks + row).to(tl.int32)
+    sunk = tl.load(sinks + row).to(tl.int32)
     end = slots if WINDOW else tl.max(index, 0) + 1
     end = tl.minimum(end, (chunk + 1) * CHUNK)
     i = tl.arange(0, DP)
@@ -58,8 +58,8 @@ def _attend_kernel(
         if WINDOW:
             # The last index so far that lies in this slot of the ring; sinks are not counted again.
             held = index[:, None] - (index[:, None] - (slot[None, :] - ring) + window) % window
-            in_ring = (slot[None, :] >= ring) & (held >= first + kept)
-            seen = inside[None, :] & (in_ring | (slot[None, :] < kept))
+            in_ring = (slot[None, :] >= ring) & (held >= first + sunk)
+            seen = inside[None, :] & (in_ring | (slot[None, :] < sunk))
             inside = tl.max(seen.to(tl.int32), 0) > 0
         else:
             inside = inside & (slot >= first)
@@ -149,4 +149,40 @@ def attend(
     _combine_kernel[(lines * heads,)](
         *scratch, out, chunks, D=d, CP=triton.next_power_of_2(chunks), DP=wide, num_warps=4, **early(query)
     )
+    return out
+
+
+@triton.jit
+def _depth_kernel(
+    qkv, out, ROWS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, SEEN: tl.constexpr, SP: tl.constexpr,
+    DP: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """One head of one row: the query of the last depth over all depths so far."""
+    follow(EARLY)
+    row = tl.program_id(0) // H
+    head = tl.program_id(0) % H
+    i = tl.arange(0, DP)
+    j = tl.arange(0, SP)
+    one = 3 * H * D
+    q = tl.load(qkv + ((SEEN - 1) * ROWS + row) * one + head * D + i, mask=i < D, other=0.0).to(tl.float32)
+    at = qkv + (j[:, None] * ROWS + row) * one + (H + head) * D + i[None, :]
+    inside = (j[:, None] < SEEN) & (i[None, :] < D)
+    k = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    v = tl.load(at + H * D, mask=inside, other=0.0).to(tl.float32)
+    score = tl.where(j < SEEN, tl.sum(k * q[None, :], 1) / tl.sqrt(D * 1.0), float("-inf"))
+    p = tl.exp(score - tl.max(score, 0))
+    total = tl.sum(p[:, None] * v, 0) / tl.sum(p, 0)
+    tl.store(out + (row * H + head) * D + i, total.to(out.dtype.element_ty), mask=i < D)
+
+
+def attend_depths(qkv: Tensor, heads: int, seen: int, out: Tensor) -> Tensor:
+    """Causal attention of depth `seen` - 1 over depths 0 .. seen - 1, into out [rows, width]; returns out.
+
+    qkv [depth, rows, 3 width] holds q, k and v side by side, heads contiguous.
+    """
+    rows, width = out.shape
+    d = width // heads
+    sizes = {"ROWS": rows, "H": heads, "D": d, "SEEN": seen}
+    powers = {"SP": triton.next_power_of_2(seen), "DP": triton.next_power_of_2(d)}
+    _depth_kernel[(rows * heads,)](qkv, out, **sizes, **powers, num_warps=1, **early(qkv))
     return out

@@ -1,10 +1,8 @@
 """Linear maps of few rows, bound by reading their weights.
 
-A program reads a tile of weights once and uses it for every row. Tile sizes are constants, not
-tuned at run time: another tile means another order of additions, and a seed has to give the same
-tokens on the same kind of device. Results are rounded to the dtype of the activations where the
-plain torch path rounds them. Weights with few bits are widened in registers, rounded to the dtype of
-the activations and multiplied as floats.
+A program reads a tile of weights once and uses it for every row. Tile sizes are constants, as another tile means
+another order of additions. Results are rounded to the dtype of the activations where the plain torch path rounds them.
+Weights with few bits are widened in registers, rounded to that dtype and multiplied as floats.
 """
 
 from __future__ import annotations
@@ -48,8 +46,7 @@ class Matrix(NamedTuple):
 @dataclass(frozen=True)
 class Tile:
     """Outputs and inputs of a tile of weights, stages of the software pipeline, warps of a program, and programs that a
-    launch should have: where a matrix has fewer tiles of outputs, several programs share one, each with a part of the
-    inputs.
+    launch should have: where a matrix has fewer tiles of outputs, programs share one, each with a part of the inputs.
     """
 
     out: int
@@ -80,11 +77,7 @@ Tiles = dict[int, tuple[Tile, ...]]
 FEW, MANY = Tile(32, 256, 3, warps=2, programs=500), Tile(64, 128, 4, warps=8, programs=300)
 """Of few bits: four warps would widen 32 outputs twice; with more than 32 rows wider tiles do not fit registers."""
 # Chosen on an H200, those of int8 as int4's; docs/data/gpu.md has what passes take.
-LINEAR: Tiles = {
-    0: (Tile(64, 128, 4),),
-    8: (FEW, Tile(64, 256, 3), MANY),
-    4: (FEW, Tile(64, 256, 3), MANY),
-}
+LINEAR: Tiles = {0: (Tile(64, 128, 4),), 8: (FEW, Tile(64, 256, 3), MANY), 4: (FEW, Tile(64, 256, 3), MANY)}
 """The tiles of linear maps of activations in 16 bit."""
 
 
@@ -205,9 +198,7 @@ def product(
     K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RP: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
     BITS: tl.constexpr, UPCAST: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Outputs n of w x for all rows, float32 [BN, RP], from this program's part of the inputs; EVEN: every tile of w
-    [N, K] is whole.
-    """
+    """Outputs n of w x for all rows, float32 [BN, RP], from this program's inputs; EVEN: all tiles of w are whole."""
     span: tl.constexpr = (K + BK * SPLIT - 1) // (BK * SPLIT) * BK
     begin = tl.program_id(1) * span
     total = tl.zeros((BN, RP), tl.float32)
@@ -218,10 +209,7 @@ def product(
 
 @triton.jit
 def leave(total, parts, inside, size):
-    """Leave this program's part of a tile's sums [BN, RP] where `gathered` finds it.
-
-    `parts` points to the places of the first program's, `size` numbers before the next one's.
-    """
+    """Leave this program's part of a tile's sums [BN, RP] where `gathered` finds it; parts lie `size` numbers apart."""
     tl.store(parts + tl.program_id(1) * size, total, mask=inside)
 
 
@@ -250,8 +238,7 @@ def _linear_kernel(
     x, w0, w1, w2, s0, s1, s2, b0, b1, b2, out, parts, counts, rows,
     N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, ADD: tl.constexpr,
     SPLIT: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RP: tl.constexpr, STAGES: tl.constexpr,
-    BITS: tl.constexpr, UPCAST: tl.constexpr,
-    EARLY: tl.constexpr,
+    BITS: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Up to three linear maps of one input side by side, into out [rows, N0 + N1 + N2]; a program has a tile of one."""
     follow(EARLY)
@@ -300,9 +287,8 @@ def linear(x: Tensor, matrices: list[Matrix], out: Tensor, *, add: bool = False,
     numbers, scales = zip(*(m.tensors for m in (matrices * 3)[:3]), strict=True)
     biases = [m.numbers if m.bias is None else m.bias for m in (matrices * 3)[:3]]
     _linear_kernel[(tiles, split)](
-        *(x, *numbers, *scales, *biases, out, *sums(x, out.shape[1], split), len(x)),
-        **{"N0": sizes[0], "N1": sizes[1], "N2": sizes[2], "SPLIT": split},
-        **{"BIAS": matrices[0].bias is not None, "GELU": gelu, "ADD": add},
+        *(x, *numbers, *scales, *biases, out, *sums(x, out.shape[1], split), len(x), *sizes),
+        **{"BIAS": matrices[0].bias is not None, "GELU": gelu, "ADD": add, "SPLIT": split},
         **tile.launch(x, matrices[0]),
     )
     return out

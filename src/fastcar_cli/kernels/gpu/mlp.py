@@ -1,7 +1,6 @@
 """The gated SwiGLU MLP of few rows: a row that replays takes its output from the cache.
 
-Each program reads the flags of its rows on the device and leaves the weights alone where every row
-replays, so what is skipped is decided without the host.
+Each program reads the flags of its rows on the device and reads no weights where every row replays.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ def _gate_up_kernel(
     x, gate, up, gate_scale, up_scale, out, flags, parts, counts, rows,
     N: tl.constexpr, REPLAY: tl.constexpr, SPLIT: tl.constexpr,
     K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RP: tl.constexpr, STAGES: tl.constexpr, BITS: tl.constexpr,
-    UPCAST: tl.constexpr,
-    EARLY: tl.constexpr,
+    UPCAST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A tile of silu(gate x) * (up x). Returns before any weight is read where every row replays."""
     follow(EARLY)
@@ -91,8 +89,7 @@ def _down_kernel(
     h, down, scale, x, cache, flags, t, parts, counts,
     frame, rows, CACHED: tl.constexpr, N: tl.constexpr, REPLAY: tl.constexpr,
     SPLIT: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RP: tl.constexpr, STAGES: tl.constexpr,
-    BITS: tl.constexpr, UPCAST: tl.constexpr,
-    EARLY: tl.constexpr,
+    BITS: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A tile of down h, into the replay cache where the row computes, and added to x for all rows.
 
@@ -124,9 +121,9 @@ def _down_kernel(
         place = tl.load(t + r, mask=r < rows, other=0) % frame
         first = ((r % CACHED).to(tl.int64) * frame + place) * N
         slot = cache + first[None, :] + n[:, None]
-        kept = tl.load(slot, mask=inside & (replays[None, :] == 1), other=0.0).to(tl.float32)
+        cached = tl.load(slot, mask=inside & (replays[None, :] == 1), other=0.0).to(tl.float32)
         tl.store(slot, y.to(kind), mask=inside & (replays[None, :] == 0))
-        y = tl.where(replays[None, :] == 1, kept, y)
+        y = tl.where(replays[None, :] == 1, cached, y)
     residual = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(x + at, (residual + y).to(kind), mask=inside)
 
@@ -144,39 +141,29 @@ class Cached:
     outputs: Tensor
 
 
-def mlp(
-    h: Tensor,
-    matrices: Sequence[Matrix],
-    x: Tensor,
-    middle: Tensor,
-    replay: Cached | None,
-) -> Tensor:
+def mlp(h: Tensor, matrices: Sequence[Matrix], x: Tensor, middle: Tensor, replay: Cached | None) -> Tensor:
     """Add the MLP of normalised inputs h [lines, width] to x [lines, width], in place; returns x.
 
     The matrices are gate and up [mlp_width, width], of one format, and down [width, mlp_width]; middle [lines,
     mlp_width] is scratch. With `replay`, a line whose flag is set takes its output from the cache and the others leave
-    theirs there; where every line replays, no program touches a weight.
+    theirs there.
     """
     width, wide = h.shape[1], middle.shape[1]
     gate, up, down = matrices
     first, second = tile_of(GATE_UP, h, gate), tile_of(DOWN, middle, down)
     flags, t, cache = (middle, middle, middle) if replay is None else (replay.flags, replay.t, replay.outputs)
-    frame, replaying = cache.shape[1], {"REPLAY": replay is not None}
     numbers, scales = zip(gate.tensors, up.tensors, strict=True)
     tiles = triton.cdiv(wide, first.out)
     split = first.split(tiles, width)
     _gate_up_kernel[(tiles, split)](
         *(h, *numbers, *scales, middle, flags, *sums(h, 2 * wide, split), len(h)),
-        **{"N": wide, "SPLIT": split},
-        **replaying,
-        **first.launch(h, gate),
+        **{"N": wide, "REPLAY": replay is not None, "SPLIT": split, **first.launch(h, gate)},
     )
     tiles = triton.cdiv(width, second.out)
     split = second.split(tiles, wide)
     _down_kernel[(tiles, split)](
-        *(middle, *down.tensors, x, cache, flags, t, *sums(x, width, split), frame, len(h)),
-        **{"CACHED": len(cache), "N": width, "SPLIT": split},
-        **replaying,
+        *(middle, *down.tensors, x, cache, flags, t, *sums(x, width, split), cache.shape[1], len(h)),
+        **{"CACHED": len(cache), "N": width, "REPLAY": replay is not None, "SPLIT": split},
         **second.launch(middle, down),
     )
     return x

@@ -32,33 +32,14 @@ def _norm_kernel(
     tl.store(out + row * WIDTH + i, y.to(out.dtype.element_ty), mask=inside)
 
 
-def _norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> Tensor:
+def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> Tensor:
+    """RMS norm of x [rows, width] or, with a bias, layer norm, into out; returns out. weight, bias: [width]."""
     rows, width = x.shape
-    warps, layer = 8 if width >= 2048 else 4, bias is not None
-    block = triton.next_power_of_2(width)
+    sizes = {"WIDTH": width, "BLOCK": triton.next_power_of_2(width), "num_warps": 8 if width >= 2048 else 4}
     _norm_kernel[(rows,)](
-        x,
-        weight,
-        bias if layer else weight,
-        out,
-        eps,
-        WIDTH=width,
-        BLOCK=block,
-        LAYER=layer,
-        num_warps=warps,
-        **early(x),
+        x, weight, weight if bias is None else bias, out, eps, LAYER=bias is not None, **sizes, **early(x)
     )
     return out
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
-    """RMS norm of x [rows, width] times weight [width], into out [rows, width]; returns out."""
-    return _norm(x, weight, None, eps, out)
-
-
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor) -> Tensor:
-    """Layer norm of x [rows, width] with weight and bias [width], into out [rows, width]; returns out."""
-    return _norm(x, weight, bias, eps, out)
 
 
 @triton.jit
@@ -80,11 +61,8 @@ def _head_norm_kernel(
 
 
 def norm_heads(qkv: Tensor, q: Tensor, k: Tensor, eps: float, heads: int, kv_heads: int) -> None:
-    """RMS norm of every head of the queries and keys in qkv [lines, (heads + 2 kv_heads) head_dim], in place.
-
-    q and k are the weights [head_dim] of either.
+    """RMS norm of every head of the queries and keys in qkv [lines, (heads + 2 kv_heads) head_dim], in place, with
+    weights q and k [head_dim].
     """
-    block = triton.next_power_of_2(len(q))
-    _head_norm_kernel[(len(qkv), heads + kv_heads)](
-        qkv, q, k, eps, H=heads, KV=kv_heads, D=len(q), BLOCK=block, num_warps=1, **early(qkv)
-    )
+    sizes = {"H": heads, "KV": kv_heads, "D": len(q), "BLOCK": triton.next_power_of_2(len(q))}
+    _head_norm_kernel[(len(qkv), heads + kv_heads)](qkv, q, k, eps, **sizes, num_warps=1, **early(qkv))

@@ -96,17 +96,13 @@ def compile_with(compiler: list[str], to: Path, folder: Path, *, more: Sequence[
     environment = {**dict.fromkeys(caches, str(folder / "zig")), **os.environ}
     flags = [*compiler, "-x", "c++", *_FLAGS, *([] if sys.platform == "win32" else ["-fPIC"]), *more]
     copies = {"plain": [], **(_X86 if _MACHINE == "x86_64" else {})}
-    jobs = {
-        "team": [*flags, "-c", "team.cpp"],
-        "dispatch": [*flags, f'-DSOURCES="{source_hash()}"', "-c", "dispatch.cpp"],
-        **{name: [*flags, *more, f"-DNAME=kernels_{name}", "-c", "kernels.cpp"] for name, more in copies.items()},
-    }
+    jobs = {"team": ["team.cpp"], "dispatch": [f'-DSOURCES="{source_hash()}"', "dispatch.cpp"]}
+    jobs |= {name: [*isa, f"-DNAME=kernels_{name}", "kernels.cpp"] for name, isa in copies.items()}
     objects = {name: str(folder / f"{name}.o") for name in jobs}
 
     def compile_one(name: str) -> None:
-        command = [*jobs[name], "-o", objects[name]]
-        command[command.index("-c") + 1] = str(SOURCES / command[command.index("-c") + 1])
-        _run(command, environment)
+        *options, source = jobs[name]
+        _run([*flags, *options, "-c", str(SOURCES / source), "-o", objects[name]], environment)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(compile_one, jobs))
@@ -121,20 +117,22 @@ def build(to: Path) -> str:
 
     Raises BuildError.
     """
-    reasons = []
-    for name, compiler in (("ziglang", _zig()), ("c++", _system_compiler())):
+    reasons, zig = [], _zig()
+    for compiler, missing in (
+        (zig, "the package ziglang is not installed"),
+        (_system_compiler(), "there is no c++, clang++ or g++ on PATH"),
+    ):
         if compiler is None:
-            missing = "the package ziglang is not installed", "there is no c++, clang++ or g++ on PATH"
-            reasons.append(missing[name != "ziglang"])
+            reasons.append(missing)
             continue
         with tempfile.TemporaryDirectory() as folder:
             try:
                 compile_with(compiler, to, Path(folder))
             except (BuildError, OSError) as e:
                 reasons.append(str(e))
-                print(f"{name} did not build the kernels: {e}", file=sys.stderr)
+                print(e, file=sys.stderr)
                 continue
-        return platform_tag() if name == "ziglang" else ""
+        return platform_tag() if compiler is zig else ""
     raise BuildError("; ".join(reasons))
 
 

@@ -1,9 +1,8 @@
 """A decode pass on the CPU: all decoder blocks on one or more tokens of every row, for few rows.
 
-A pass at one position is bound by reading weights. So each product streams its weight matrix once, in its stored order
-[out, in]; attention reads the KV cache in place; and the gate decides between attention and MLP, so that the weights of
-an MLP that every row replays are not read. Activations are float32 between products. Results don't depend on the number
-of threads, and those of a row not on other rows (except that a pair decides together whether it replays).
+A product streams its weight matrix once; attention reads the KV cache in place; the gate decides between attention and
+MLP, so that the weights of an MLP that every row replays are not read. Activations are float32 between products.
+Results don't depend on the number of threads, and those of a row not on other rows (except in pairs).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -82,29 +81,29 @@ def _decoder(blocks: Sequence[BlockWeights], heads: int, kv_heads: int, rows: in
     return STRUCTS.Decoder(layers=len(blocks), blocks=structs, **sizes)
 
 
-def _caches(
-    decoder: Any, keys: Tensor, values: Tensor, aligned: Tensor, outputs: Tensor | None, older: Mapping[str, Tensor]
-) -> None:
-    """Fill in the caches of all layers."""
-    rows, d = decoder.rows, decoder.head_width
-    of_heads = (decoder.layers, rows, decoder.kv_heads)
-    slots, older_slots = keys.shape[3], older["older_keys"].shape[3] if older else 0
+def _caches(decoder: Any, caches: Mapping[str, Tensor | None]) -> None:
+    """Fill in the caches of all layers, by the names of their fields in `Block`."""
+    keys, aligned, outputs, older = (caches.get(name) for name in ("keys", "aligned", "outputs", "older_keys"))
+    assert keys is not None and aligned is not None
+    rows, d, of_heads = decoder.rows, decoder.head_width, (decoder.layers, decoder.rows, decoder.kv_heads)
+    decoder.slots, decoder.aligned_slots = slots, aligned_slots = keys.shape[3], aligned.shape[3]
+    decoder.older_slots = older_slots = 0 if older is None else older.shape[3]
     decoder.positions = 0 if outputs is None else outputs.shape[2]
-    caches: list[tuple[str, Tensor | None, tuple[int, ...], tuple[torch.dtype, ...]]] = [
-        ("keys", keys, (*of_heads, slots, d), _FLOATS),
-        ("values", values, (*of_heads, slots, d), (keys.dtype,)),
-        ("aligned", aligned, (*of_heads, aligned.shape[3], d), (keys.dtype,)),
-        ("outputs", outputs, (decoder.layers, rows, decoder.positions, decoder.width), _FLOATS),
-    ]
-    for name, tensor in older.items() if older_slots else ():
-        shape = (*of_heads, d) if name.endswith("means") else (*of_heads, older_slots, d)[: tensor.dim()]
-        caches.append((name, tensor, shape, (torch.int8 if name in ("older_keys", "older_values") else torch.float32,)))
-    for name, cache, shape, dtypes in caches:
-        if cache is not None:
+    shapes: dict[str, tuple[tuple[int, ...], tuple[torch.dtype, ...]]] = {
+        "keys": ((*of_heads, slots, d), _FLOATS),
+        "values": ((*of_heads, slots, d), (keys.dtype,)),
+        "aligned": ((*of_heads, aligned_slots, d), (keys.dtype,)),
+        "outputs": ((decoder.layers, rows, decoder.positions, decoder.width), _FLOATS),
+        **dict.fromkeys(("older_keys", "older_values"), ((*of_heads, older_slots, d), (torch.int8,))),
+        **dict.fromkeys(("older_key_scales", "older_value_scales"), ((*of_heads, older_slots), (torch.float32,))),
+        **dict.fromkeys(("key_means", "value_means"), ((*of_heads, d), (torch.float32,))),
+    }
+    for name, cache in caches.items():
+        if cache is not None and cache.numel():
+            shape, dtypes = shapes[name]
             expect(name, cache, shape, *dtypes)
             for i, part in enumerate(cache):
                 setattr(decoder.blocks[i], name, part.data_ptr())
-    decoder.slots, decoder.aligned_slots, decoder.older_slots = slots, aligned.shape[3], older_slots
     decoder.cache_format = BY_DTYPE[keys.dtype].number
     decoder.output_format = 0 if outputs is None else BY_DTYPE[outputs.dtype].number
 
@@ -113,21 +112,19 @@ class DecoderPass:
     """All blocks and the last norm on one or more tokens of every row. Weights and caches are used in place.
 
     norm: weight of the last norm, float32 [width]; None: hidden states are those after the last block. eps: of all
-    norms.
-    keys, values: [layers, rows, kv_heads, slots, head width], float32 or bfloat16.
-    aligned: the keys that TAS reads. Its slots may differ, or it may be the same tensor as keys.
-    older: further tokens that are attended to: `older_keys` and `older_values` int8 [layers, rows, kv_heads, older
-    slots, head width], `older_key_scales` and `older_value_scales` float32 without the head width, and what is added to
-    each, `key_means` and `value_means` float32 [layers, rows, kv_heads, head width]; empty without such tokens.
-    outputs: the replay cache, [layers, rows, N, width] float32 or bfloat16. None: nothing is stored or replayed.
+    norms. caches, by name:
+    - keys, values [layers, rows, kv_heads, slots, head width], float32 or bfloat16, and aligned, the keys that TAS
+      reads: their slots may differ, or it may be the same tensor as keys;
+    - outputs: the replay cache, [layers, rows, N, width] float32 or bfloat16. None: nothing is stored or replayed;
+    - further tokens that are attended to: older_keys, older_values int8 [layers, rows, kv_heads, older slots, head
+      width], older_key_scales, older_value_scales float32 without the head width, and what is added to each, key_means,
+      value_means float32 [layers, rows, kv_heads, head width].
     table: int64 [tokens, 6], by token where it lies in the caches: the slot of its key and value; the slots below which
     it attends to; the slot of its aligned key, and the one of its own; how many of the older tokens it attends to, and
     where among them the token goes that lay in its slot (-1: nowhere).
-    cos, sin: float32 [tokens, rows or 1, head width].
-    start: int64 [rows]; slots before it are padding. It must not change.
-    most: tokens of a row that one pass can take.
-    released: TAS takes the query before its rotation, as the released code does.
-    pairs: rows r and r + rows / 2 decide together, by the mean of their scores.
+    cos, sin: float32 [tokens, rows or 1, head width]. start: int64 [rows]; slots before it are padding.
+    most: tokens of a row that one pass can take. released: TAS takes the query before its rotation, as the released
+    code does. pairs: rows r and r + rows / 2 decide together, by the mean of their scores.
     Raises ValueError with the name of a tensor that does not fit, RuntimeError where `unavailable` says why.
     """
 
@@ -139,27 +136,23 @@ class DecoderPass:
         *,
         heads: int,
         kv_heads: int,
-        keys: Tensor,
-        values: Tensor,
-        aligned: Tensor,
-        outputs: Tensor | None,
         table: Tensor,
         cos: Tensor,
         sin: Tensor,
         start: Tensor,
-        older: Mapping[str, Tensor] | None = None,
         most: int = 1,
         released: bool = False,
         pairs: bool = False,
         threads: int = 1,
+        **caches: Tensor | None,
     ) -> None:
         if not blocks or threads < 1:
             raise ValueError(f"{len(blocks)} blocks and {threads} threads, expected at least one of each")
         rows, tokens = len(start), len(table)
-        decoder = _decoder(blocks, heads, kv_heads, rows, keys.dtype)
+        decoder = _decoder(blocks, heads, kv_heads, rows, cast(Tensor, caches["keys"]).dtype)
         if most < 1 or not 1 <= rows * most <= MOST_ROWS or (pairs and rows % 2):
             raise ValueError(f"{rows} rows of {most} tokens: expected 1 to {MOST_ROWS} in all, an even number in pairs")
-        _caches(decoder, keys, values, aligned, outputs, older or {})
+        _caches(decoder, caches)
         slots, aligned_slots, older_slots = decoder.slots, decoder.aligned_slots, decoder.older_slots
         angles = (tokens, cos.shape[1], decoder.head_width)
         if angles[1] not in (1, rows):
@@ -181,17 +174,14 @@ class DecoderPass:
             )
         self._tokens: Any = (ctypes.c_int64 * rows)()
         self._step = STRUCTS.Step(tokens=ctypes.addressof(self._tokens))
-        # The tensors that the last pass was given; the same ones need not be looked at again.
-        self._scored: Tensor | None = None
-        self._scores: Tensor | None = None
         memory = scratch(kernels().decoder_bytes(decoder))
         decoder.scratch = memory.data_ptr()
         # A small pass takes less than a millisecond, so the call itself must do little.
         self._run = partial(kernels().decode, ctypes.byref(decoder), ctypes.byref(self._step))
         self._rows, self._width, self._layers, self._most, self._end = rows, decoder.width, len(blocks), most, tokens
-        self._slots, self._replays = slots + older_slots, outputs is not None
+        self._slots, self._replays = slots + older_slots, caches.get("outputs") is not None
         # What an address points to must live as long as this object.
-        self._held = (decoder, memory, blocks, norm, keys, values, aligned, outputs, older, start, table, cos, sin)
+        self._held = (decoder, memory, blocks, norm, caches, start, table, cos, sin)
 
     def __call__(
         self,
@@ -208,13 +198,11 @@ class DecoderPass:
         """Run as many tokens of every row as x has; x [rows, count, width] float32 becomes their hidden states.
 
         tokens: the first token of each row. Inputs are the rows' tokens, one row after another.
-        places: float32 [inputs, width], what the input of every block has added; None: nothing.
-        mask: bool [inputs, slots + older slots], the slots to attend to; None: all from `start` on. scored: bool
-        [layers], the layers where TAS is computed and gates the MLP; None: all. Other layers are dense. scores float32
-        and replayed bool [layers, inputs] are written in the scored layers; both or neither are given. thresholds:
-        float32 [layers, inputs]; an input replays where its score (in pairs the mean) is greater: never with +inf, with
-        -inf unless the score is NaN. None: nothing replays. A replayed MLP output is added from the replay cache, a
-        computed one is stored there. Returns the seconds spent in MLP branches.
+        places: float32 [inputs, width], what the input of every block has added; None: nothing. mask: bool [inputs,
+        slots + older slots], the slots to attend to; None: all from `start` on. scored: bool [layers], the layers where
+        TAS is computed and gates the MLP; None: all. scores float32 and replayed bool [layers, inputs] are written
+        there; both or neither are given. thresholds: float32 [layers, inputs]; an input replays where its score (in
+        pairs the mean) is greater. None: nothing replays. Returns the seconds spent in MLP branches.
         """
         step, count = self._step, x.shape[1]
         if not (min(tokens) >= 0 and max(tokens) + count <= self._end and 1 <= count <= self._most):
@@ -231,11 +219,8 @@ class DecoderPass:
         step.places = None if places is None else expect("places", places, (inputs, self._width), torch.float32)
         step.mask = None if mask is None else expect("mask", mask, (inputs, self._slots), torch.bool)
         step.thresholds = None if thresholds is None else expect("thresholds", thresholds, per_layer, torch.float32)
-        if scored is not self._scored or scores is not self._scores:
-            flags = None if scored is None else expect("scored", scored, per_layer[:1], torch.bool)
-            step.scores = None if scores is None else expect("scores", scores, per_layer, torch.float32)
-            step.scored = flags
-            self._scored, self._scores = scored, scores
+        step.scored = None if scored is None else expect("scored", scored, per_layer[:1], torch.bool)
+        step.scores = None if scores is None else expect("scores", scores, per_layer, torch.float32)
         step.replayed = None if replayed is None else expect("replayed", replayed, per_layer, torch.bool)
         self._run()
         return float(step.mlp_ns) * 1e-9

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from fastcar_cli.errors import RequestError
 from fastcar_fpga.integer import FRACTION, MOST_SHIFT, Coded, Rows, activated, code, product
-from fastcar_fpga.isa import Program, compile_mlp
+from fastcar_fpga.isa import SETTLE, Program, Rates, compile_mlp, drain, round_spans
 from fastcar_fpga.layer import Row
 from fastcar_fpga.memory import Dram
 from fastcar_fpga.preset import Preset
-from fastcar_fpga.timing import SETTLE, Rates, drain, round_spans
 from fastcar_lab.accelerator.rtl.stimulus import control_parameters, counts, packet_of, random_layers, words_of
 
 MACS, LANES, LAYERS = 16, 4, 10

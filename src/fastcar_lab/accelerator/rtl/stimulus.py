@@ -12,10 +12,9 @@ import numpy as np
 
 from fastcar_cli.errors import RequestError
 from fastcar_fpga.decisions import Decisions
-from fastcar_fpga.isa import UNIT_OF, Program, compile_mlp
+from fastcar_fpga.isa import UNIT_OF, Program, Rates, compile_mlp, cycles
 from fastcar_fpga.layer import INDEX_BITS, Accelerator, Row
 from fastcar_fpga.preset import Preset, Weights
-from fastcar_fpga.timing import Rates, cycles
 
 OPERATIONS = {"load": 0, "multiply": 1, "activate": 2, "accumulate": 3, "store": 4, "code": 5}
 _COUNT_BITS, _LENGTH_BITS = 16, 29
