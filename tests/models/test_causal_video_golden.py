@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fastcar_cli.models.cosmos.tokenizer import CausalVideoTokenizer, bounded, codes_of, ids_of
 from fastcar_cli.models.cosmos.tokenizer_blocks import Past, patched
-from fastcar_cli.weights.tensors import Component, Weights, stored_shapes
+from fastcar_cli.weights.tensors import Component, StoredShapes, Weights
 
 pytestmark = pytest.mark.skipif(not GOLDEN.is_dir(), reason="no recorded data")
 
@@ -147,7 +147,7 @@ def test_quantiser_is_the_released_one_at_the_real_levels() -> None:
 def test_half_precision_and_other_strides_are_read_as_recorded() -> None:
     file = GOLDEN / "checkpoint" / "odd" / "encoder.jit"
     keys = record()["odd_encoder"]
-    assert {k: list(s) for k, s in stored_shapes(file).items()} == {k: about["shape"] for k, about in keys.items()}
+    assert {k: list(s) for k, s in StoredShapes(file).items()} == {k: about["shape"] for k, about in keys.items()}
     floats = {k: k for k, about in keys.items() if not about["dtype"].startswith("int")}
     shapes = {k: torch.Size(keys[k]["shape"]) for k in floats}
     weights = Weights([Component(file.parent, floats, lambda key: True, (file,))], shapes)

@@ -133,9 +133,21 @@ def _open(path: Path) -> _File:
     return _READERS.get(path.suffix, _Safetensors)(path)
 
 
-def stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+class StoredShapes(dict[str, tuple[int, ...]]):
     """Names and shapes of the tensors of a weights file. Raises RequestError for a missing or damaged one."""
-    return _open(path).shapes
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(_open(path).shapes)
+        self.path = path
+
+    def of(self, key: str, dimensions: int) -> tuple[int, ...]:
+        """The shape of a tensor. Raises RequestError where it is missing, empty, or has other dimensions."""
+        if (shape := self.get(key)) is None:
+            raise RequestError(f"weights file {self.path} lacks key {key!r}")
+        if len(shape) != dimensions or 0 in shape:
+            needed = f"needed {dimensions} dimension{'s' * (dimensions > 1)}"
+            raise RequestError(f"weights file {self.path}, key {key!r}: shape {list(shape)}, {needed}")
+        return shape
 
 
 def _read_ahead(path: Path) -> None:

@@ -6,7 +6,6 @@ is not used, nor is any program in the files run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +20,7 @@ from fastcar_cli.models.cosmos.shapes import FPS, FRAMES, cosmos_decoder, publis
 from fastcar_cli.models.cosmos.tokenizer_files import read_tokenizer_spec, tokenizer_components
 from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.network import Network
-from fastcar_cli.weights.tensors import Component, stored_shapes
+from fastcar_cli.weights.tensors import Component, StoredShapes
 
 MODEL, HALVES = "model.pt", ("encoder.jit", "decoder.jit")
 
@@ -111,24 +110,14 @@ class CosmosCheckpoint(Released):
         ]
 
 
-def _shape(shapes: Mapping[str, tuple[int, ...]], file: Path, key: str, dimensions: int = 2) -> tuple[int, ...]:
-    """The shape of a tensor. Raises RequestError where there is none, or none of so many dimensions."""
-    if key not in shapes:
-        raise RequestError(f"weights file {file} lacks key {key!r}")
-    shape = shapes[key]
-    if len(shape) != dimensions or 0 in shape:
-        raise RequestError(f"weights file {file}, key {key!r}: shape {list(shape)}, needed {dimensions} dimensions")
-    return shape
-
-
 def _decoder(folder: Path) -> tuple[DecoderSpec, int]:
     """The decoder's sizes and the number of codes. Raises RequestError naming file and key."""
     file = folder / MODEL
-    shapes = stored_shapes(file)
-    rows, width = _shape(shapes, file, "tok_embeddings.weight")
-    codes, _ = _shape(shapes, file, "output.weight")
-    (head,) = _shape(shapes, file, "layers.0.attention.q_norm.weight", 1)
-    heads, kv_heads = (_shape(shapes, file, f"layers.0.attention.w{part}.weight")[0] for part in "qk")
+    shapes = StoredShapes(file)
+    rows, width = shapes.of("tok_embeddings.weight", 2)
+    codes, _ = shapes.of("output.weight", 2)
+    (head,) = shapes.of("layers.0.attention.q_norm.weight", 1)
+    heads, kv_heads = (shapes.of(f"layers.0.attention.w{part}.weight", 2)[0] for part in "qk")
     for part, size in (("q", heads), ("k", kv_heads)):
         if size % head:
             key = f"layers.0.attention.w{part}.weight"
@@ -138,8 +127,8 @@ def _decoder(folder: Path) -> tuple[DecoderSpec, int]:
     )
     text = "layers.0.cross_attention.wk.weight" in shapes
     grown = (layers, width) == (40, 5120) or any(size in folder.resolve().name for size in _GROWN)
-    mlp = _shape(shapes, file, "layers.0.feed_forward.w1.weight")[0]
-    source = _shape(shapes, file, "layers.0.cross_attention.wk.weight")[1] if text else 0
+    mlp = shapes.of("layers.0.feed_forward.w1.weight", 2)[0]
+    source = shapes.of("layers.0.cross_attention.wk.weight", 2)[1] if text else 0
     try:
         spec = cosmos_decoder(width, layers, heads // head, kv_heads // head, head, mlp, codes, source, grown)
     except ValueError as e:

@@ -23,7 +23,7 @@ from fastcar_cli.models.ivideogpt.shapes import FPS, published, published_frames
 from fastcar_cli.models.llama_config import read_decoder
 from fastcar_cli.models.network import Network
 from fastcar_cli.system.plain_data import Flag, Foreign, Layers, Size, read_checked, wrong
-from fastcar_cli.weights.tensors import Component, stored_shapes, weight_files
+from fastcar_cli.weights.tensors import Component, StoredShapes, weight_files
 
 _FRAMES = 16
 
@@ -89,15 +89,14 @@ class IVideoGPTCheckpoint(Released):
             files = [file for file in self._files("transformer") if file.is_file()]
         except FastcarError:
             return 0
-        shapes = {key: shape for file in files for key, shape in stored_shapes(file).items()}
-        shape = shapes.get("action_linear.weight")
-        if shape is None and any(key.startswith("llm.") for key in shapes):
-            raise RequestError(f"weights file {files[0]} lacks key 'action_linear.weight'")
-        if shape is not None and len(shape) != 2:
-            raise RequestError(
-                f"weights file {files[0]}, key 'action_linear.weight': shape {list(shape)}, needed a matrix"
-            )
-        return 0 if shape is None else shape[1]
+        key = "action_linear.weight"
+        stored = [StoredShapes(file) for file in files]
+        for shapes in stored:
+            if key in shapes:
+                return shapes.of(key, 2)[1]
+        if any(name.startswith("llm.") for shapes in stored for name in shapes):
+            raise RequestError(f"weights file {files[0]} lacks key {key!r}")
+        return 0
 
     def _files(self, part: str) -> list[Path]:
         hint = "only safetensors are read: other files of weights may run code when they are opened"
@@ -113,7 +112,7 @@ class IVideoGPTCheckpoint(Released):
         names, files = names_of(network), {part: tuple(self._files(part)) for part in WEIGHTS}
         for file in files["tokenizer"]:
             if file.is_file():
-                names["tokenizer"] = _with_old_names(names["tokenizer"], list(stored_shapes(file)))
+                names["tokenizer"] = _with_old_names(names["tokenizer"], list(StoredShapes(file)))
         ignored = {"tokenizer": lambda key: False, "transformer": lambda key: key.endswith("rotary_emb.inv_freq")}
         return [Component(self.folder / part, names[part], ignored[part], files[part]) for part in WEIGHTS]
 
