@@ -1,7 +1,4 @@
-"""Networks as plain torch modules, and the reading of checkpoints.
-
-`load` is imported at first use, so that importing a module of networks stays light.
-"""
+"""Networks as plain torch modules. `load` is imported at first use, so that importing a network stays light."""
 
 from __future__ import annotations
 

@@ -37,9 +37,8 @@ _IDENTIFYING = (".safetensors", ".bin", ".json", ".model")
 
 
 def loading_format(name: str, floats: torch.dtype = torch.float32, depth: str | None = None) -> WeightFormat:
-    """The format of a model that is loaded from floats, one of `LOADABLE`.
-
-    With int8, `floats` is the dtype of what stays in floats, and `depth` the format of the layers that draw codes.
+    """The format of a model loaded from floats, one of `LOADABLE`. With int8, `floats` is the dtype of all other parts,
+    and `depth` the format of the layers that draw codes.
     """
     if name == "int8":
         return WeightFormat(name, floats, blocks="int8", depth=depth)
@@ -126,14 +125,10 @@ def _foreign(folder: Path) -> Iterator[None]:
 class Checkpoint(ABC):
     """A folder that holds a model, of one format. Its files are read on first use, each config once.
 
-    Attributes:
-        folder: where it is; of a published checkpoint, which has no files here, its name.
-        name: the name that it was opened by, of the package or the hub; None of a path.
-        config: the content of the folder's config.json; None where there is none that can be read.
-        SPEC: the class of its specification.
-        FLOATS, DEPTH: see `loading_format`.
-        FINITE: whether weights are searched for NaN and infinite values.
-
+    `folder` is where it is; of a published checkpoint, which has no files here, its name. `name` is the one of the
+    package
+    or the hub that it was opened by, None of a path. `config` is the content of config.json, None where it can't be
+    read.
     """
 
     SPEC: ClassVar[type[Spec]]
@@ -199,9 +194,8 @@ class Checkpoint(ABC):
     def identity(self) -> Identity:
         """Which weights these are. Raises RequestError where a file can't be read.
 
-        The digest is over the configurations and, of each file of weights, its size and up to 256 evenly spread blocks
-        of 4 KiB: it distinguishes trainings, formats and conversions without reading gigabytes, and does not protect
-        against forgery.
+        The digest is over the configurations and, of each weights file, its size and up to 256 evenly spread blocks of
+        4 KiB: it distinguishes trainings, formats and conversions, and does not protect against forgery.
         """
         digest = hashlib.sha256()
         files = {
@@ -233,8 +227,9 @@ class Checkpoint(ABC):
     ) -> LoadedModel:
         """The model in one of its formats; auto is float32, or the only format there is.
 
-        `progress` gets the bytes read so far of a large checkpoint; `size` is that of frames as `Spec.sized` takes it.
-        Raises RequestError for another dtype or size, and for missing or damaged files, naming file and key.
+        `progress` gets the bytes read so far of a large checkpoint; `size` is what `Spec.sized` takes. Raises
+        RequestError for
+        another dtype or size, and for missing or damaged files.
         """
         where = torch.device(device)
         with _foreign(self.folder):

@@ -125,8 +125,8 @@ class ClipReader:
     def conditions(self, prompts: Sequence[Prompt], frames: int) -> Tensor | None:
         """What videos of so many frames, context included, are given beside their prompts, float32; None: nothing.
 
-        Actions are [P, frames, A], texts [P, words, width]. Raises RequestError for a clip with too few actions, and
-        for texts of unequal length.
+        Actions are [P, frames, A], texts [P, words, width]. Raises RequestError for too few actions and for texts of
+        unequal length.
         """
         clips = [self._checked(prompt) for prompt in prompts]
         if width := self._network.spec.conditions:

@@ -39,10 +39,7 @@ def conv(width_in: int, width_out: int) -> nn.Conv2d:
 
 
 class ResnetBlock(nn.Module):
-    """norm, SiLU, conv 3x3, twice, plus the input, which goes through 1x1 where widths differ.
-
-    `shortcut` is the name of that convolution in checkpoints.
-    """
+    """norm, SiLU, conv 3x3, twice, plus the input, through 1x1 named `shortcut` where widths differ."""
 
     def __init__(self, width_in: int, width_out: int, groups: int, shortcut: str = "nin_shortcut") -> None:
         super().__init__()

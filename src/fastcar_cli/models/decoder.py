@@ -28,9 +28,7 @@ def recent(frame: int) -> int:
 @dataclass(frozen=True, config=WHOLE)
 class Axes:
     """Places of tokens in frame, row and column: `lead` tokens at the first place, then rasters of `grid`.
-
-    `grown_from` are the extents [frames, rows, columns] that the model first learned, whose frequencies YaRN stretches;
-    empty: it does not.
+    `grown_from` are the extents that the model first learned, whose frequencies YaRN stretches; empty: it does not.
     """
 
     grid: tuple[Size, Size]
@@ -65,12 +63,13 @@ class Axes:
 
 @dataclass(frozen=True, config=WHOLE)
 class DecoderSpec:
-    """Sizes of the decoder. `rope_factor` divides positions (linear rope scaling).
+    """Sizes of the decoder. Raises ValueError where heads do not divide the width, or keys' heads the others.
 
-    `rope_periods`, where given, is the period in positions of each rotated pair of a head, instead of
-    the powers of `rope_theta`; with `axes` the pairs turn by frame, row and column instead of position. `head_width` 0
-    is width / heads; `head_norms`: queries and keys are normed before they are rotated. `source` is the width of what
-    cross attention reads, 0 without. Raises ValueError where heads do not divide the width, or keys' heads the others.
+    `rope_factor` divides positions (linear rope scaling). `rope_periods` are periods in positions of each rotated pair
+    of a
+    head, in place of powers of `rope_theta`; with `axes` pairs are rotated by frame, row and column. `head_width` 0 is
+    width / heads; with `head_norms` queries and keys are normed before rotation. `source` is the width of what cross
+    attention reads, 0 without.
     """
 
     width: Size
@@ -119,10 +118,8 @@ class DecoderSpec:
 
 
 def table(rows: int, width: int) -> nn.Embedding:
-    """An embedding table [rows, width] whose values are not set: they are loaded, or set by training.
-
-    The random initialisation of `nn.Embedding` on the meta device would import torch's compiler,
-    which takes longer than loading the bundled model.
+    """An embedding table [rows, width] whose values are not set.
+    `nn.Embedding`'s own on the meta device would import torch's compiler, which takes longer than loading `mini`.
     """
     return nn.Embedding(rows, width, _weight=torch.empty(rows, width))
 
@@ -285,8 +282,8 @@ class Block(nn.Module):
         self.mlp = MLP(spec)
 
     def forward(self, x: Tensor, attend: Attend, mlp: Branch | None = None, cross: KV | None = None) -> Tensor:
-        """The residual stream [rows, S, width] after the block; `mlp` replaces `mlp_branch`, as replay does, and
-        `cross` is the cross-attention KV.
+        """The residual stream [rows, S, width] after the block; `mlp` replaces `mlp_branch`, `cross` is the
+        cross-attention KV.
         """
         x = x + self.self_attn.merge(attend(*self.self_attn.project(self.input_layernorm(x))))
         if self.cross_attn is not None and cross is not None:

@@ -1,7 +1,7 @@
 """Depth transformer: one hidden vector to the residual codes of one position (VILA-U's RQ-transformer head).
 
-Position 0 of its short sequence is the projected hidden state of the decoder, position d >= 1 the
-projected running sum of the code vectors chosen so far; it predicts the code of depth d.
+Position 0 of its short sequence is the projected hidden state of the decoder, position d >= 1 the projected running sum
+of the code vectors chosen so far; it predicts the code of depth d.
 """
 
 from __future__ import annotations
@@ -106,10 +106,9 @@ class DepthTransformer(nn.Module):
         return [cast(DepthBlock, b) for b in cast(nn.ModuleList, self.head_transformer["blocks"])]
 
     def forward(self, hidden: Tensor, partial: Tensor) -> Tensor:
-        """Logits of every depth with the codes known (teacher forcing).
-
-        hidden [B, hidden]; partial [B, depth - 1, code_width], running sums of the code vectors of
-        depths 0 .. depth - 2. Returns [B, depth, codes].
+        """Logits [B, depth, codes] of known codes (teacher forcing), from hidden [B, hidden] and running sums of the
+        code
+        vectors of depths 0 .. depth - 2, [B, depth - 1, code_width].
         """
         x = torch.cat([self.in_mlp_2(hidden)[:, None], self.in_mlp_1(partial)], dim=1) + self.pos_emb_d
         for block in self.blocks:
@@ -119,10 +118,8 @@ class DepthTransformer(nn.Module):
     def step(
         self, x: Tensor, d: int, past: list[tuple[Tensor, Tensor]] | None
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """Logits [B, codes] of depth d and the blocks' keys and values.
-
-        x is the hidden state [B, hidden] at depth 0 and the running sum of code vectors
-        [B, code_width] after it; `past` is what the step before returned.
+        """Logits [B, codes] of depth d and the blocks' keys and values, the `past` of the next depth.
+        x is the hidden state [B, hidden] at depth 0, and after it the running sum of code vectors [B, code_width].
         """
         h = (self.in_mlp_2(x) if d == 0 else self.in_mlp_1(x))[:, None] + self.pos_emb_d[:, d : d + 1]
         states = []

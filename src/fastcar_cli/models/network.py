@@ -1,7 +1,5 @@
 """What every model is to the engine: a decoder, how its tokens lie in a sequence, how codes are drawn and shown.
-
-`Spec` and `Network` are the bases of all architectures. What differs between these is data, so that the engine never
-asks for a model's name.
+What differs between architectures is data, so that the engine never asks for a model's name.
 """
 
 from __future__ import annotations
@@ -233,16 +231,13 @@ class FrameDecoder(Protocol):
 
     def frame(self, codes: Tensor) -> Tensor:
         """A frame of every video from its codes int64 [P, N, depth], float32 [P, H, W, 3] in 0..255, not rounded.
-
         Where a latent frame stands for several frames, [P, frames, H, W, 3]; latent frames come in their order.
         """
 
 
 class Network(nn.Module, ABC):
     """The networks of a model; the engine drives its parts.
-
-    `depth` draws the codes of a position one after another; where it is None, a position has one code and `lm_head`
-    gives its logits.
+    `depth` draws the codes of a position one after another; without it a position has one code, of `lm_head`'s logits.
     """
 
     spec: Spec
@@ -266,7 +261,6 @@ class Network(nn.Module, ABC):
 
     def added(self, tokens: int, prompts: Tensor, conditions: Tensor | None) -> Tensor | None:
         """What is added to the inputs of so many tokens, [tokens, 1 or P, width]; None: nothing.
-
         `prompts` are ids [P, L], `conditions` what a video is given beside its prompt.
         """
         return None

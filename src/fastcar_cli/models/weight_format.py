@@ -16,7 +16,6 @@ from fastcar_cli.weights.quantised import QuantisedLinear
 @dataclass(frozen=True)
 class WeightFormat:
     """What each part of a network (`Network.parts`) is stored as: int8, int4, or None for `floats`.
-
     `name` is what people call the whole; `floats` the dtype of everything else and of activations and caches.
     """
 
@@ -60,8 +59,7 @@ class NetworkFormat:
         return {name: numbers, scale_name(name): scale}
 
     def use(self) -> Network:
-        """The network, its linear layers replaced by those of this format; it has no weights yet.
-
+        """The network, its linear layers replaced by those of this format, without weights.
         Raises ValueError for a matrix whose inputs the format can't divide into groups.
         """
         for name, form in self._packed.items():

@@ -63,8 +63,7 @@ def unpack_int4(weight: Tensor) -> Tensor:
 
 def stored_parts(kinds: Mapping[str, tuple[Any, ...]]) -> dict[str, list[str]]:
     """By tensor of a file, the names of what `widen_stored` takes beside it, if anything.
-
-    `kinds` are the safetensors dtype and the shape of every tensor. Raises ValueError for parts that don't fit.
+    `kinds` are the safetensors dtype and shape of every tensor. Raises ValueError for parts that don't fit.
     """
     parts = {name: [name + part for part in (SCALE, LOW) if name + part in kinds] for name in kinds}
     for name, beside in parts.items():
@@ -113,8 +112,8 @@ def inverse_of(scale: Tensor) -> Tensor:
 def fitted_scales(groups: Tensor, weights: Tensor | None = None) -> Tensor:
     """Scales [n, 1] of groups [n, 32] by least squares, of squares that may have weights [32].
 
-    For each candidate the weights are rounded, and the scale that fits these numbers best is sum(w q) / sum(q q), which
-    leaves sum(w w) - sum(w q)^2 / sum(q q): the least of the candidates wins.
+    The scale that fits the rounded numbers q of a candidate best is sum(w q) / sum(q q), and leaves
+    sum(w w) - sum(w q)^2 / sum(q q): the least of the candidates wins.
     """
     inverse = -1 / _peaks(groups)
     weighted = groups if weights is None else groups * weights
@@ -132,8 +131,9 @@ def fitted_scales(groups: Tensor, weights: Tensor | None = None) -> Tensor:
 def quantise_int4(weight: Tensor, scales: Callable[[Tensor], Tensor] = fitted_scales) -> tuple[Tensor, Tensor]:
     """A float matrix [out, in] as (uint8 [out, in / 2], scale float16 [out, in / 32]).
 
-    `scales` gives those of groups float32 [n, 32] as float32 [n, 1]. A group whose scale is too small for float16
-    becomes zeros, one whose scale is too large gets the largest there is.
+    `scales` gives those of groups float32 [n, 32] as float32 [n, 1]; one too small for float16 becomes zero, one too
+    large
+    the largest there is.
     """
     out, inputs = weight.shape
     packed = torch.empty(out, inputs // 2, dtype=torch.uint8, device=weight.device)

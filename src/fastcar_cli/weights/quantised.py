@@ -18,7 +18,6 @@ _MULTIPLY: ContextVar[Callable[[QuantisedLinear, Tensor], Tensor] | None] = Cont
 @contextmanager
 def multiplied_by(product: Callable[[QuantisedLinear, Tensor], Tensor]) -> Iterator[None]:
     """In this block quantised layers call `product(layer, x)`, which returns [..., out] in the dtype of x [..., in].
-
     Modules know no kernels, so whoever runs them chooses the product.
     """
     token = _MULTIPLY.set(product)
@@ -32,8 +31,9 @@ class QuantisedLinear(nn.Module):
     """A linear layer whose weight is stored as numbers and scales of a format; `bias` stays in floats.
 
     `forward` widens the weight for each call, unless `multiplied_by` names another product. On a CPU bfloat16 is
-    multiplied in float32: without instructions for it, torch takes five times as long. Raises ValueError where the
-    format can't divide the inputs into groups.
+    multiplied
+    in float32, which is faster where there are no instructions for it. Raises ValueError where groups don't divide the
+    inputs.
     """
 
     weight: Tensor

@@ -1,7 +1,7 @@
 """Weights on disk to tensors in memory: safetensors and .bin, one file or shards with an index.
 
-Tensors are copied out of the mapped file a piece at a time, and the mapping is dropped as it grows,
-so that the memory held never exceeds the weights in the requested dtype by more than a piece.
+Tensors are copied out of the mapped file a piece at a time, and the mapping is dropped as it grows, so that no more
+memory is held than the weights in the requested dtype and a piece.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class _Bin:
 
 
 class _Pt(_Bin):
-    """As `_Bin`, of what a training run saved: the tensors may lie under "model" and their names begin so, and what
+    """As `_Bin`, of what a training run saved: tensors and their names may begin with "model", and what
     TransformerEngine leaves beside them is not a tensor.
     """
 
@@ -160,7 +160,6 @@ def weight_files(
     folder: Path, stems: Sequence[str] = STEMS, suffixes: Sequence[str] = SUFFIXES, *, hint: str | None = None
 ) -> list[Path]:
     """The weight files of a component folder, by its index or its one file; they need not exist.
-
     Raises RequestError where there is neither, or where the index can't be read.
     """
     for stem in stems:
@@ -191,10 +190,8 @@ _SAFETENSORS_TYPES = {
 
 @dataclass(frozen=True)
 class Component:
-    """A folder of weights and what of it a network takes.
-
-    `names` maps keys on disk to parameter names; `ignored` says which further keys are known and not
-    needed; `files` are the folder's files of weights where they are not those of `weight_files`.
+    """A folder of weights and what of it a network takes: `names` maps keys on disk to parameter names, `ignored` says
+    which further keys are known, `files` are the folder's files where they are not those of `weight_files`.
     """
 
     folder: Path
@@ -211,10 +208,11 @@ class _Place:
 
 
 class Weights:
-    """The tensors of some components by parameter name, read in any order without more in memory than is requested.
+    """The tensors of some components by parameter name, read in any order.
 
-    Raises RequestError that names file and key for a missing, damaged or truncated file, for a missing or unexpected
-    tensor, and for one whose shape is not that of `shapes`.
+    Raises RequestError that names file and key for a damaged file, for a missing or unexpected tensor, and for one
+    whose
+    shape is not that of `shapes`.
     """
 
     def __init__(
@@ -301,8 +299,9 @@ def fill(
 ) -> dict[str, Tensor]:
     """Tensors on `device` for the parameter names of the components, checked against `wanted`'s shapes.
 
-    `dtype` is that of each name as it is read, `progress` receives the bytes read so far, `store` turns one tensor
-    after another into what is stored for it; `finite` refuses NaN and infinite values. Raises as `Weights` does.
+    `dtype` is that of each name as it is read, `progress` receives the bytes read so far, `store` says what is stored
+    for a
+    tensor; `finite` refuses NaN and infinite values. Raises as `Weights` does.
     """
     weights = Weights(components, {name: like.shape for name, like in wanted.items()}, progress)
     result: dict[str, Tensor] = {}
@@ -326,7 +325,6 @@ def _pieces(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[tuple[int, i
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file, aligned to `ALIGNMENT`, and wait until it is on the disk. Raises OSError.
-
     The library's own writer copies every tensor first and lets them begin at any multiple of 8 bytes.
     """
     # What is no multiple of the alignment goes last, so that it moves nothing else.

@@ -1,7 +1,7 @@
 """TorchScript archives read as data: the tensors of a module by the path of attributes that leads to each.
 
-The program in the file is never opened. Its objects are a pickle, of which only what modules and tensors need is
-allowed: classes of the program become empty objects, and nothing else can be named or called.
+The program in the file is never opened. Of its pickled objects only modules and tensors are allowed: classes of the
+program become empty objects, and nothing else can be named or called.
 """
 
 from __future__ import annotations
@@ -104,8 +104,7 @@ def _tensors(root: Any, module: type) -> Iterator[tuple[str, _Stored]]:
 
 class TorchScriptFile:
     """One open archive: names, shapes, and rows of tensors along their first dimension (all of a scalar).
-
-    Raises RequestError for a file of another kind, is damaged, or holds anything but modules and tensors.
+    Raises RequestError for a damaged file, and for one that holds anything but modules and tensors.
     """
 
     def __init__(self, path: Path) -> None:

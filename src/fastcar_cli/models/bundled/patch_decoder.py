@@ -1,7 +1,6 @@
-"""A small decoder from code vectors to pixels: each position draws its patch, looking at its neighbours' codes.
+"""A small decoder from code vectors to pixels: each position draws its patch from its own and its neighbours' codes.
 
-Only matrix products, no statistics over the frame: what is drawn at a place depends on the code vectors next
-to it, so what stands still keeps its pixels whatever happens elsewhere.
+Nothing is computed over the whole frame, so what stands still keeps its pixels whatever happens elsewhere.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from torch import Tensor, nn
 
 class PatchDecoder(nn.Module):
     """Latents [B, z_channels, h, w] to an image [B, out_ch, h * scale, w * scale] in about -1..1.
-
-    A patch is a linear map of its own latents plus what layers of these `widths` make of its 3 x 3 neighbourhood.
+    A patch is a linear map of its latents plus what layers of these `widths` make of its 3 x 3 neighbourhood.
     """
 
     def __init__(self, *, widths: tuple[int, ...], scale: int, z_channels: int, out_ch: int) -> None:

@@ -1,8 +1,7 @@
-"""Embeds a prompt's placements into each visual token: the nearby objects and their offsets from the token's patch.
+"""Embeds a prompt's placements into each visual token: the ground under the token's patch, and nearby objects.
 
-A prompt's placements say where each object begins and how it moves; `inputs/worlds/physics.py` computes where it is in
-every frame. The embedding of a token describes the patch that the token draws: the ground under it, and of each object
-near it the looks and the offset from the patch. What the patch looks like is left to the decoder.
+Placements say where each object begins and how it moves; `inputs/worlds/physics.py` computes where it is in a frame.
+An object's embedding has its looks and its offset from the patch; the decoder makes the patch's look of it.
 """
 
 from __future__ import annotations
@@ -28,14 +27,10 @@ _AXES = 4
 class Near(NamedTuple):
     """What is near the visual tokens of some prompts, as rows of the tables of a `PlacementMap`; all int64.
 
-    Attributes:
-        tokens: [g] which tokens have a ground, counted over all prompts.
-        grounds: [g] rows of the ground under each.
-        seen_by: [n] which tokens see a thing, one number for each pair of a token and a thing near it.
-        places: [n, 4] rows of where the thing is.
-        poses: [n] rows of its shape, size and turn.
-        looks: [n, 3] its color, material and light.
-
+    tokens [g] have a ground, counted over all prompts, of row grounds [g]. Each pair of a token and a thing near it has
+    a
+    number of the token in seen_by [n], rows of where the thing is in places [n, 4], of its shape, size and turn in
+    poses [n], and its color, material and light in looks [n, 3].
     """
 
     tokens: Tensor
@@ -87,10 +82,7 @@ class PlacementMap(nn.Module):
         return Near(*(torch.cat(part) for part in (*zip(*grounds, strict=True), *zip(*things, strict=True))))
 
     def embed(self, near: Near, tokens: int) -> Tensor:
-        """Vectors [tokens, width] of so many tokens; zeros where nothing is known of one.
-
-        Of what `near` says of a token of that number, one more than there are, nothing comes.
-        """
+        """Vectors [tokens, width] of tokens; zeros where nothing is near. What is near token `tokens` is left out."""
         weight = self.ground.weight
         near = near.to(weight.device)
         result = weight.new_zeros(tokens + 1, weight.shape[1]).index_add(0, near.tokens, self.ground(near.grounds))
@@ -101,10 +93,8 @@ class PlacementMap(nn.Module):
         return GAIN * result.index_add(0, near.seen_by, self.thing(F.gelu(joined)).to(result.dtype))[:tokens]
 
     def _seen(self, scenery: Scenery, drawn: Tensor) -> tuple[Tensor, list[list[Tensor]]]:
-        """The ground under each of a video's tokens [K], as a row of its table, and what is near them.
-
-        Of each thing: which tokens [n]; rows of the tables of places [n, 4] and poses [n]; color, material and light
-        [n, 3].
+        """Rows of the ground under each of a video's tokens [K], and for each thing: which tokens it is near [n], rows
+        of places [n, 4] and poses [n], and color, material and light [n, 3].
         """
         rows, columns = self.grid
         frame, row, column = drawn // (rows * columns), drawn // columns % rows, drawn % columns

@@ -1,7 +1,6 @@
 """Cosmos-Predict1 checkpoints in the official format: `model.pt` and, in a folder beside it, the tokenizer's two files.
 
-No file states sizes: they follow from the shapes of tensors, and YaRN from the size or the folder's name. `config.json`
-is not used, nor is any program in the files run.
+Sizes follow from the shapes of tensors, and YaRN from the size or the folder's name. No program in the files is run.
 """
 
 from __future__ import annotations

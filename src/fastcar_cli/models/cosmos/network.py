@@ -33,7 +33,6 @@ CONTEXTS = (1, 2)
 @dataclass(frozen=True, config=WHOLE)
 class CosmosSpec(Spec):
     """Everything that fixes the shapes of a model; `context` are the latent frames that it continues from.
-
     `decoder.axes` has the grid of a frame, and a lead of one token where there is text.
     """
 

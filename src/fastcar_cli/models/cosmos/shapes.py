@@ -29,8 +29,7 @@ def published(name: str) -> CosmosSpec | None:
 def cosmos_decoder(
     width: int, layers: int, heads: int, kv_heads: int, head: int, mlp_width: int, codes: int, source: int, grown: bool
 ) -> DecoderSpec:
-    """The decoder of a Cosmos model; `source` is the width of a text's vectors, 0 without; `grown`: with YaRN.
-
+    """The decoder of a Cosmos model; `source` is the width of text embeddings, 0 without; `grown`: with YaRN.
     Raises ValueError for sizes that do not fit.
     """
     lead = int(source > 0)

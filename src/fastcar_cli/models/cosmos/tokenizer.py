@@ -38,12 +38,11 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, config=WHOLE)
 class CausalVideoSpec:
-    """Sizes of the tokenizer.
+    """Sizes of the tokenizer. Raises ValueError for a patch that is not a power of two.
 
-    `patch` is the side of the cube of pixels that wavelets make one place of, `levels` of the quantiser, a number a
-    dimension of a code, `latent` the width before it. `down` are the levels of the encoder, of which the first has
-    maps of `width` channels to begin with; `up` those of the decoder, the last one first used. Raises ValueError for a
-    patch that is not a power of two.
+    Wavelets make one place of a cube of `patch` pixels a side. `levels` are the quantiser's, one a dimension of a code,
+    `latent` the width before it. `down` are the levels of the encoder, which begins with maps of `width` channels; `up`
+    those of the decoder, the last one first used.
     """
 
     patch: Size
@@ -175,10 +174,7 @@ class CausalVideoTokenizer(nn.Module):
         self.decoder.to(dtype)
 
     def latents(self, frames: Tensor, past: Past) -> Tensor:
-        """What ids are made of, float32 [P, t, h, w, D], of the next frames [P, T, H, W, 3] of a video.
-
-        Frames are uint8, or float32 in 0 .. 1.
-        """
+        """What ids are made of, float32 [P, t, h, w, D], of a video's next frames [P, T, H, W, 3], uint8 or 0 .. 1."""
         pixels = (frames if frames.is_floating_point() else frames.to(torch.float32).div_(255)).mul(2).sub_(1)
         if past.first(self.encoder.conv_in[1]):
             pixels = torch.cat([pixels[:, :1].expand(-1, self.spec.patch - 1, -1, -1, -1), pixels], 1)
@@ -194,10 +190,7 @@ class CausalVideoTokenizer(nn.Module):
 
     @torch.inference_mode()
     def encode(self, frames: Tensor, progress: Progress | None = None) -> Tensor:
-        """Ids int64 [P, t, h, w] of frames [P, T, H, W, 3], uint8 or float32 in 0 .. 1.
-
-        T = 1 + time (t - 1), sides are multiples of `space`.
-        """
+        """Ids int64 [P, t, h, w] of frames [P, T, H, W, 3], uint8 or float32 in 0 .. 1; T = 1 + time (t - 1)."""
         spec, past = self.spec, Past()
         if progress is not None:
             work = work_of(spec, frames.shape[2] // spec.space, frames.shape[3] // spec.space, encode=True)
@@ -218,9 +211,7 @@ class CausalVideoTokenizer(nn.Module):
 
 
 class Work(NamedTuple):
-    """What latents of a video cost.
-
-    `first` and `later` are multiply-adds of convolutions for the first latent and for each other one, `held` the
+    """What latents of a video cost: multiply-adds of convolutions for the first latent and for each later one, and the
     numbers that are in memory between two latents.
     """
 
@@ -232,7 +223,6 @@ class Work(NamedTuple):
 @cache
 def work_of(spec: CausalVideoSpec, rows: int, columns: int, *, encode: bool) -> Work:
     """What encoding or decoding latents of rows x columns places costs; `held` after two of them.
-
     All of it grows with the places, so two latents of one place are counted, with weights that are not set.
     """
     with torch.device("meta"):

@@ -1,8 +1,7 @@
 """Parts of the causal video tokenizer: convolutions, norms and attention that never look at a later frame.
 
-Maps are [P, T, H, W, C]: videos, frames, rows, columns, channels. A video may come in pieces, one after another: what a
-part needs of earlier pieces is in `Past`, so a video in pieces gives what it gives as a whole. Modules carry the names
-that their parameters have in the released files.
+Maps are [P, T, H, W, C]: videos, frames, rows, columns, channels. A video may come in pieces: what a part needs of
+earlier ones is in `Past`. Modules carry the names that their parameters have in the released files.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ from fastcar_cli.system.plain_data import WHOLE, Flag, Size
 
 
 class Past:
-    """What the parts keep of the pieces so far.
-
-    `work` counts multiply-adds of convolutions, `on_work` gets them as they are done.
+    """What the parts keep of the pieces so far; `work` counts multiply-adds of convolutions, `on_work` receives the
+    count.
     """
 
     def __init__(self, on_work: Callable[[int], None] | None = None) -> None:
@@ -37,8 +35,8 @@ class Past:
         return part not in self._held
 
     def frames(self, part: nn.Module, x: Tensor, keep: int, repeat: int) -> list[Tensor]:
-        """The frames of a piece, [P, 1, H, W, C] each, after the last `keep` before it; those of the first piece
-        after `repeat` copies of its first one.
+        """The frames [P, 1, H, W, C] of a piece after the last `keep` before it, of the first piece after `repeat`
+        copies of its first frame.
         """
         before = [x[:, :1]] * repeat if self.first(part) else self._held[part]
         frames = [*before, *x.split(1, 1)]
@@ -237,9 +235,7 @@ class Upsampler(nn.Module):
         self.conv3 = Pointwise(width, width)
 
     def frames(self, x: Tensor, past: Past) -> Iterator[Tensor]:
-        """The frames [P, 1, 2 H, 2 W, C] of [P, T, H, W, C], each made when it is taken: 2 T, of the first piece one
-        fewer.
-        """
+        """Frames [P, 1, 2 H, 2 W, C] of [P, T, H, W, C], one by one: 2 T, of the first piece one fewer."""
         if self.conv1 is not None:
             x = x.repeat_interleave(2, 1)[:, int(past.first(self.conv1)) :]
             x = self.conv1(x, past).add_(x)
@@ -255,10 +251,8 @@ class Upsampler(nn.Module):
 
 @dataclass(frozen=True, config=WHOLE)
 class LevelSpec:
-    """A level of the encoder or decoder.
-
-    `widths` are the channels after its residual blocks; `space` and `time` whether sides and time are halved (of the
-    encoder) or doubled (of the decoder) after them.
+    """A level of the encoder or decoder: channels after its residual blocks, and whether sides and time are halved (in
+    the encoder) or doubled (in the decoder) after them.
     """
 
     widths: tuple[Size, ...]
@@ -286,8 +280,8 @@ class Level(nn.Module):
         return x if sampler is None else sampler(x, past)
 
     def frames(self, frames: Iterable[Tensor], past: Past) -> Iterator[Tensor]:
-        """The next level's frames, where sides are doubled, of this one's [P, 1, H, W, width], each made when it is
-        taken: a level holds one frame, not the piece.
+        """The next level's frames of this one's [P, 1, H, W, width], sides doubled, one by one: it holds one, not the
+        piece.
         """
         sampler = self._modules.get(self.sampler)
         for frame in frames:
@@ -319,7 +313,6 @@ def _maps(images: Tensor, like: Tensor) -> Tensor:
 
 def patched(x: Tensor, steps: int) -> Tensor:
     """Haar wavelets: [P, T, H, W, C] -> [P, T / 2, H / 2, W / 2, 8 C] in each of so many steps.
-
     Bands lie in the order LLL, LLH, .. HHH of time, height, width, channels within a band.
     """
     for _ in range(steps):

@@ -1,6 +1,5 @@
 """Files of the causal video tokenizer, `encoder.jit` and `decoder.jit`: their shapes to a specification, keys to names.
-
-Parameters have the names of their keys. Which blocks, shortcuts and samplers there are follows from the keys.
+Which blocks, shortcuts and samplers there are follows from the keys, which are also the names of parameters.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
 """Convolutional parts of iVideoGPT's tokenizer: diffusers' autoencoder blocks, and cross attention to context frames.
-
 Modules and parameter names follow the released checkpoints (thuml/iVideoGPT, ivideogpt/vq_model).
 """
 
@@ -30,11 +29,10 @@ HEADS = 4
 
 @dataclass(frozen=True, config=WHOLE)
 class TokenizerSpec:
-    """Sizes of the tokenizer.
-
-    `context` is the number of context frames, `codes` and `dynamics` the entries of the two codebooks, `patch` the side
-    of the piece of latents that a dynamics code stands for. Cross attention follows feature maps of at most `attended`
-    a side.
+    """Sizes of the tokenizer: `context` frames, entries of the codebooks `codes` and `dynamics`, and the side `patch`
+    of
+    the piece of latents that a dynamics code stands for. Cross attention follows feature maps of at most `attended` a
+    side.
     """
 
     channels: tuple[Size, ...]
@@ -134,9 +132,7 @@ class MapAttention(nn.Module):
 
 class CrossAttention(nn.Module):
     """SiLU(z + attention of z to the feature maps of context frames), 4 heads (conditional_vae.py CrossAttentionBlock).
-
-    The norms have 32 groups whatever the rest of the network has, and that of the context takes its statistics over
-    all context frames together.
+    Norms have 32 groups in any network; that of the context takes its statistics over all context frames together.
     """
 
     def __init__(self, channels: int, size: int, context: int) -> None:
@@ -174,9 +170,7 @@ def _resnets(widths: Sequence[int], groups: int) -> dict[str, nn.Module]:
 
 class ConvHalf(nn.Module):
     """Pixels in 0..1 [B, 3, H, W] to latents [B, D, 16, 16]; with `up` latents to pixels in about 0..1.
-
-    If it attends, cross attention to context frames follows the levels `spec.seen`, with `up` those of `spec.drawn`,
-    whose level -1 is the middle.
+    If it attends, cross attention to context frames follows the levels `spec.seen`, with `up` `spec.drawn`.
     """
 
     def __init__(self, spec: TokenizerSpec, *, up: bool, attends: bool = False) -> None:

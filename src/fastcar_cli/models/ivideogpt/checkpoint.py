@@ -1,7 +1,7 @@
 """iVideoGPT checkpoints in the official format: config files to a specification, tensor names to parameters.
 
-The folder is read as it is: `tokenizer/` and `transformer/`, safetensors only. Its tensors say whether a model takes
-actions: with actions the LLaMA's names begin with `llm.` and `action_linear` lies beside them.
+`tokenizer/` and `transformer/` are read as they are, safetensors only. With actions the LLaMA's names begin with `llm.`
+and `action_linear` lies beside them.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ class IVideoGPTCheckpoint(Released):
     def read_spec(self) -> IVideoGPTSpec:
         """See `Checkpoint`.
 
-        The width of actions is in no config: it is that of a tensor, and 0 where the weights are not there. How long
-        the clips were that a model learned is in the configs of our own models only, as `segment_length`.
+        The width of actions is that of a tensor, and 0 where the weights are not there. `segment_length`, how long the
+        clips
+        of the training were, is in the configs of our own models only.
         """
         files = {part: self.folder / part / "config.json" for part in WEIGHTS}
         config = read_checked(_Tokenizer, files["tokenizer"], of="iVideoGPT")

@@ -1,8 +1,8 @@
 """iVideoGPT (arXiv 2405.15223): a LLaMA over the ids of `tokenizer.py`, from frames to those that follow.
 
-The prompt holds the context frames; a later frame is a delimiter and its codes, every one drawn from the whole
-vocabulary. With actions, the embedding of a frame's delimiter has the action that leads to the frame added, and
-delimiters are given, not drawn (ivideogpt/transformer.py HeadModelWithAction).
+The prompt holds the context frames; a later frame is a delimiter and its codes, drawn from the whole vocabulary. With
+actions, the one that leads to a frame is added to its delimiter's embedding, and delimiters are given
+(ivideogpt/transformer.py HeadModelWithAction).
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ class IVideoGPT(FramesNetwork):
         self.tokenizer = Tokenizer(spec.tokenizer)
 
     def added(self, tokens: int, prompts: Tensor, conditions: Tensor | None) -> Tensor | None:
-        """See `Network`: to the delimiter of later frame i, what the model makes of action C - 1 + i.
-
-        `conditions` are actions float32 [P, S, A], one a frame of the video.
+        """See `Network`: to the delimiter of later frame i, what the model makes of action C - 1 + i of `conditions`,
+        float32
+        [P, S, A].
         """
         if self.action_linear is None or conditions is None:
             return None

@@ -50,9 +50,8 @@ def published(name: str) -> IVideoGPTSpec | None:
 
 
 def published_frames(folder: Path) -> int | None:
-    """Frames that a released model was trained on, by a folder of its name, as the hub's cache has it; None for others.
-
-    No file of a checkpoint states them.
+    """Frames of a released model's training, by a folder of its name in the hub's cache, as no file states them; else
+    None.
     """
     for part in reversed(folder.resolve().parts):
         if (spec := published(part.removeprefix("models--thuml--"))) is not None:

@@ -69,8 +69,7 @@ class Tokenizer(nn.Module):
 
     def tokenize(self, frames: Tensor) -> Tensor:
         """Ids int64 [B, L] of frames float32 [B, S, 3, H, W] in 0..1, those of context first.
-
-        With no later frame the ids are a prompt, up to the first delimiter of a later frame but without it.
+        Without later frames the ids are a prompt, up to the first delimiter of a later frame but without it.
         """
         spec, t = self.spec, self.spec.context
         codes, cross = self.encode_context(frames[:, :t])
@@ -81,9 +80,8 @@ class Tokenizer(nn.Module):
         return torch.cat([ids, F.pad(later, (1, 0), value=spec.delimiter).flatten(1)], 1)
 
     def decode_context(self, ids: Tensor) -> tuple[Tensor, CrossKV]:
-        """Context frames float32 [B, t, 3, H, W] of prompts [B, 257 t - 1], and the cross-attention KV.
-
-        Pixels are not clamped. Ids at the places of delimiters are ignored.
+        """Context frames float32 [B, t, 3, H, W], not clamped, of prompts [B, 257 t - 1], and the cross-attention KV.
+        Ids at the places of delimiters are ignored.
         """
         codes = F.pad(ids, (1, 0)).unflatten(1, (-1, 1 + CONTEXT_CODES))[:, :, 1:]
         vectors = self.quantize(codes.clamp(0, self.spec.codes - 1)).flatten(0, 1)
@@ -94,7 +92,6 @@ class Tokenizer(nn.Module):
 
     def decode_later(self, ids: Tensor, cross: CrossKV) -> Tensor:
         """Later frames float32 [B, n, 3, H, W], not clamped, of ids [B, 17 n] that begin with a delimiter.
-
         Ids at the places of delimiters are ignored, other ids become the nearest dynamics code.
         """
         spec = self.spec

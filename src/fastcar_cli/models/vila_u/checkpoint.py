@@ -1,7 +1,4 @@
-"""VILA-U checkpoints in the official format: which folder holds what, and tensor names to parameters.
-
-The folder is read as it is: `llm/`, `vision_tower/`, `mm_projector/` and a root config.json.
-"""
+"""VILA-U checkpoints in the official format: `llm/`, `vision_tower/`, `mm_projector/` and a root config.json."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The text-to-video network as one module: decoder, projector, depth transformer, RQ-VAE.
-
-VILA-U and the bundled model are two specifications of it. Nothing here knows of replay, caches or
-the command line.
+VILA-U and the bundled text-to-video models are specifications of it.
 """
 
 from __future__ import annotations
@@ -25,9 +23,10 @@ from fastcar_cli.system.plain_data import WHOLE, Flag, MaybeLayers
 class ModelSpec(Spec):
     """Everything that fixes the shapes of a model.
 
-    `place_tables` adds learned vectors for the frame and for the position within the frame to the embedding of a
-    visual token (VILA-U has none); `projector_layers` counts the linear layers from code width to decoder width. `map`
-    says how placements in prompts are embedded into visual tokens, see `placement_map.py`; None: they are not.
+    `place_tables` adds learned vectors for frame and position to the embedding of a visual token (VILA-U has none);
+    `projector_layers` counts the linear layers from code width to decoder width; `map` says how placements in prompts
+    are
+    embedded into visual tokens, see `placement_map.py`.
     """
 
     depth: DepthSpec

@@ -1,7 +1,5 @@
-"""Residual-quantised autoencoder: codes of a frame to pixels (VILA-U's `rqvaesiglip`).
-
-Only what generation needs: the codebooks and the convolutional decoder. Modules and parameter
-names follow the released checkpoints, so a VILA-U vision tower loads by name.
+"""Residual-quantised autoencoder: codes of a frame to pixels (VILA-U's `rqvaesiglip`), without its encoder.
+Modules and parameter names follow the released checkpoints.
 """
 
 from __future__ import annotations
@@ -22,14 +20,14 @@ from fastcar_cli.system.plain_data import WHOLE, Count, Flag, Layers, MaybeLayer
 
 @dataclass(frozen=True, config=WHOLE)
 class RQVAESpec:
-    """Sizes of the quantiser and of the decoder.
+    """Sizes of the quantiser and of the decoder. Raises ValueError for sizes that do not fit.
 
-    `grid` is (rows, columns) of code positions a frame; `code_width` the width of a code vector;
-    `latent_size`, where given, is what the latents are resized to before decoding; `norm_groups` the
-    groups of every GroupNorm (32 in VILA-U; with few channels more than one must share a group, or
-    the absolute colour is normalised away). Where `widths` are given, the decoder is the small one of
-    `patch_decoder.py` with hidden layers of these widths, and of `ch_mult` only its length counts. Raises ValueError
-    where that is empty, or where groups do not divide channels.
+    `grid` is (rows, columns) of code positions a frame; `latent_size`, where given, is what latents are resized to
+    before
+    decoding; `norm_groups` the groups of every GroupNorm (with few channels more than one must share a group, or the
+    absolute colour is normalised away). With `widths` the decoder is that of `patch_decoder.py` with such hidden
+    layers,
+    and of `ch_mult` only the length counts.
     """
 
     grid: tuple[Size, Size]

@@ -68,8 +68,7 @@ class _Projector(Foreign):
 
 
 def spec_of(name: str, root: Path, llm: object = None, tower: object = None, projector: object = None) -> ModelSpec:
-    """The specification that the config files of the parts under `root` describe, or what they hold where it is given.
-
+    """The specification that the config files of the parts under `root`, or their given contents, describe.
     Raises RequestError naming file and key.
     """
     files = [root / part / "config.json" for part in PARTS]

@@ -30,14 +30,11 @@ def templated(prompt: str) -> str:
 class LlamaTokenizer:
     """BOS, the pieces of the templated prompt, `<vi_start>`.
 
-    Args:
-        folder: the `llm` folder of a checkpoint, with tokenizer.model and perhaps added_tokens.json.
-        vocab: rows of the embedding table; the added tokens are its last four.
-        limit: most token ids a prompt may have.
-
-    Raises:
-        RequestError: a file is missing or damaged, or the added tokens do not fit the table.
-
+    `folder` is the `llm` folder of a checkpoint, with tokenizer.model and perhaps added_tokens.json; `vocab` are the
+    rows of
+    the embedding table, the added tokens its last four; `limit` is the most ids a prompt may have. Raises RequestError
+    for
+    a missing or damaged file, and for added tokens that do not fit the table.
     """
 
     def __init__(self, folder: Path, vocab: int, limit: int) -> None:
