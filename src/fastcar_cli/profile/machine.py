@@ -71,10 +71,7 @@ def largest_cache() -> int:
 
 
 class Stream:
-    """Memory that is copied and read to learn what the machine can.
-
-    Each go takes the next `size` bytes of at least four times the largest cache, so that no cache holds them.
-    """
+    """Memory that is copied and read: at least four times the largest cache, so that no cache holds the next bytes."""
 
     def __init__(self, device: torch.device, size: int = 2**28) -> None:
         self._device, self._size, self._at = device, size, 0
@@ -117,10 +114,7 @@ def names_of(device: torch.device) -> dict[str, Any]:
 
 
 def _matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of square matrices: of 2048, or of the first from 512 on that takes long.
-
-    Without instructions for it bfloat16 is a hundred times slower than float32, and 2048 would take minutes.
-    """
+    """FLOP/s of square matrices of 2048, or of the first from 512 on that takes long, as bfloat16 may."""
     n = 512
     while True:
         a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))

@@ -143,10 +143,7 @@ def needed(window: int, gain: float) -> float | None:
 
 
 def _seconds(shape: Shape, rows: int, seq: int, rounds: int, lengths: list[int], tau: Tau) -> dict[int, float]:
-    """Least seconds, by draft length, of passes that make one token final at this context; the lengths take turns.
-
-    The first two passes of each only warm up; the first one of all makes the drafter.
-    """
+    """Least seconds by draft length, in turns, of passes that make one token final; the first two of each warm up."""
     draft = DraftSettings("frame", max(lengths), accept=0.0)
     settings: dict[str, Any] = {"rule": ReplayRule(tau), "draft": draft, "executor": "native"}
     decode, steps = decode_from(shape, rows, seq, (rounds + 3) * len(lengths), **settings)
@@ -260,10 +257,7 @@ def _run(pipe: VideoPipeline, prompt: str, seed: int, watch: Any = None) -> Deco
 
 
 def profile_decode(pipe: VideoPipeline, prompt: str, seed: int) -> dict[str, Any]:
-    """Decode the prompt dense (TAS, similarity, time) and at the pipeline's tau (replay, time), one token per pass.
-
-    Of a list of thresholds the first number is the one that TAS is compared with.
-    """
+    """Decode dense (TAS, similarity, time) and at the first number of tau (replay, time), both one token per pass."""
     rule = pipe.settings.rule
     dense = ReplayRule(tas_definition=rule.tas_definition)
     similarity = _Similarity(pipe.layers, pipe.tokens_per_frame)

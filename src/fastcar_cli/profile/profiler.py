@@ -1,7 +1,6 @@
 """Where the time of one decode step goes, measured in the engine at any context length.
 
-The engine marks the end of each part of a step; modules of an MLP are marked by hooks. A step is
-timed whole as well, without marks, and compared with the sum of its parts.
+The engine marks the end of each part, hooks mark modules of an MLP. A step is timed whole as well, without marks.
 """
 
 from __future__ import annotations
@@ -79,10 +78,7 @@ class Shape:
 
 
 def random_shape(spec: Spec, dtype: str, device: str, rows: int, longest: int) -> Shape:
-    """A network of the true widths with random weights and as many layers as memory allows.
-
-    Raises RequestError with the arithmetic where not even one fits.
-    """
+    """A network of the true widths with random weights and as many layers as fit; RequestError where none does."""
     size, decoder = DTYPES[dtype].itemsize, spec.decoder
     one = empty_network(replace(spec, decoder=replace(decoder, layers=1)))
     layer = parameter_bytes(one, size, "llm.layers.")
@@ -110,10 +106,7 @@ def random_shape(spec: Spec, dtype: str, device: str, rows: int, longest: int) -
 def random_tensor(
     key: str, shape: torch.Size, dtype: torch.dtype, seed: int, drawn: int = 2**22, device: str = "cpu"
 ) -> Tensor:
-    """A tensor of a checkpoint: norms at 1, biases at 0, matrices scaled for outputs of order one.
-
-    About `drawn` numbers are drawn, and rows of them repeated.
-    """
+    """A tensor of a checkpoint: norms 1, biases 0, matrices of about `drawn` numbers for outputs of order one."""
     if len(shape) == 1:
         return torch.full(shape, 1.0 if key.endswith("weight") else 0.0, dtype=dtype, device=device)
     generator = torch.Generator().manual_seed(seed + zlib.crc32(key.encode()))
@@ -187,10 +180,7 @@ def tokens_of(window: int, accept: float) -> float:
 
 
 def decode_of(network: Network, rows: int, prompt: int, frames: int, **settings: Any) -> Decode:
-    """A decode for measuring: prompts of so many tokens that mean nothing, in pairs where the model is guided.
-
-    `settings` are the other fields of `DecodeSettings`.
-    """
+    """A decode of prompts without meaning, in guided pairs if rows allow; `settings` are fields of DecodeSettings."""
     spec = network.spec
     guided = spec.layout.guided and rows % 2 == 0
     noise = torch.rand(rows // 2 if guided else rows, frames * spec.tokens_per_frame, spec.code_depth)
@@ -217,10 +207,7 @@ _NEVER = Tau((1e30,))
 def measure_step(
     shape: Shape, rows: int, seq: int, *, repeats: int, tau: Tau = OFF, scored: bool = False, executor: str = "torch"
 ) -> Measured:
-    """Median seconds of a decode step with `seq` tokens of context, whole and by part.
-
-    `scored` computes TAS whether or not it may exceed tau.
-    """
+    """Median seconds of a step with `seq` tokens of context, whole and by part; `scored`: with TAS, whatever tau is."""
     device, warm, timed = shape.network.device, 2, executor == "native"
     # Native kernels score what may replay, and store no scores.
     rule = ReplayRule(_NEVER if timed and scored and tau.off else tau)
@@ -362,10 +349,7 @@ def vision_seconds(network: Network, videos: int) -> float:
 
 
 def expected_by_steps(run: RunConfig, videos: int, at_once: int) -> tuple[float, str]:
-    """Seconds of a run at most, and their source: steps of the loaded model are timed at half of its tokens.
-
-    No more than `at_once` videos are decoded at once.
-    """
+    """Seconds of a run at most, and their source: steps of the loaded model, timed at half of its tokens."""
     began = time.perf_counter()
     pipe = VideoPipeline.from_config(run, videos=at_once)
     load, network, size = time.perf_counter() - began, pipe.model.network, pipe.batch_size(at_once)

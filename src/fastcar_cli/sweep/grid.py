@@ -57,10 +57,7 @@ class Cell:
 
     @property
     def reference(self) -> Cell:
-        """The dense cell that this one is compared with, itself if it is dense.
-
-        Gate and score do not matter in a dense run, so all gates and scores share one dense cell, with gate `row`.
-        """
+        """The dense cell that this one is compared with, itself if it is dense; all gates and scores share one."""
         return replace(self, tau=None, ratio=None, gate="row", score=DEFAULT, draft=OFF)
 
     @property

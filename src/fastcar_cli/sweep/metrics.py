@@ -1,7 +1,4 @@
-"""How far a replayed video is from the dense one of the same prompt and seed, on decoded uint8 frames.
-
-LPIPS is the `lpips` package's, the others those of media/metrics.py. Nothing is downloaded.
-"""
+"""How far a video is from the dense one of its prompt and seed, on decoded uint8 frames; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -26,10 +23,7 @@ _KINDS: dict[str, _Kind] = {"ssim": ssim, "ms-ssim": ms_ssim, "temporal": tempor
 
 
 def parse_metrics(text: str | None, lpips: Path | None) -> tuple[str, ...]:
-    """Metrics of "psnr,ssim", in a fixed order; without a text all that need no extra, and LPIPS with its weights.
-
-    Raises RequestError for an unknown one, and for LPIPS without weights or weights without LPIPS.
-    """
+    """Metrics of "psnr,ssim" in a fixed order, by default all whose weights are there. Raises RequestError."""
     chosen = (*DEFAULT, *(["lpips"] if lpips else [])) if text is None else parse_names("metrics", text, NAMES)
     if "lpips" in chosen and lpips is None:
         raise RequestError(
@@ -45,10 +39,7 @@ def parse_metrics(text: str | None, lpips: Path | None) -> tuple[str, ...]:
 
 @dataclass
 class Scorer:
-    """The metrics of a sweep, ready to compare videos.
-
-    names: of `NAMES`, without `fidelity`; lpips: file of the network's weights.
-    """
+    """The metrics of a sweep. names: of `NAMES`, without `fidelity`; lpips: file of the network's weights."""
 
     names: tuple[str, ...]
     lpips: Path | None = None

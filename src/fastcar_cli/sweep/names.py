@@ -43,10 +43,7 @@ def check_names(prompts: Sequence[str], seeds: int, fps: int) -> list[str]:
 
 
 def link_names(store: Store, grid: Grid) -> Path:
-    """Give every finished video of the grid its VBench name; the folder that holds one folder a setting.
-
-    The index is the position of the seed among the grid's. Links where the file system has them, copies elsewhere.
-    """
+    """Give every finished video its VBench name, its index the place of its seed; the folder with one per setting."""
     top = store.folder / "vbench"
     for cell in (cell for cell in grid.cells() if cell.id in store.cells):
         level = f"tau{Tau.read(cell.tau)}" if cell.ratio is None else f"ratio{cell.ratio:g}"

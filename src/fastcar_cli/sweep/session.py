@@ -68,10 +68,7 @@ class Request:
 
 @dataclass
 class Session:
-    """A request with its model loaded and its grid made.
-
-    Notices are for the user; `on_done`, where set, is called with each decode that is on disk.
-    """
+    """A request with its model and grid. `notices` are for the user; `on_done` is called with each decode on disk."""
 
     request: Request
     worker: Worker
@@ -88,18 +85,14 @@ class Session:
         clips = _named_clips(request.inputs, pipe)
         grid = _grid_of(request, tuple(clips) or request.prompts, str(pipe.resolved.replay.gate))
         if len(grid) > MOST:
-            raise RequestError(
-                f"the grid has {len(grid)} cells, allowed: {MOST}",
-                hint=(Key("seeds"), " or ", Key("tau"), " with less"),
-            )
+            hint = (Key("seeds"), " or ", Key("tau"), " with less")
+            raise RequestError(f"the grid has {len(grid)} cells, allowed: {MOST}", hint=hint)
         scorer = Scorer(tuple(n for n in request.metrics if n != "fidelity"), request.lpips)
         scorer.check(pipe.height, pipe.width)
         notices = first_of(pipe.notices([clips.get(p, p) for p in grid.prompts]))
         if "pair" in grid.gate and pipe.settings.sampling.cfg == 1.0:
-            notices.append(
-                "gate pair: without guidance (cfg 1) a video is one row, so it decides as row does; "
-                "sampling.cfg=2 makes pairs"
-            )
+            alike = "without guidance (cfg 1) a video is one row, so it decides as row does"
+            notices.append(f"gate pair: {alike}; sampling.cfg=2 makes pairs")
         if "fidelity" in request.metrics and not can_judge():
             notices.append("fidelity is left out: the package fastcar_lab, which judges videos, is not installed")
         if request.vbench:
@@ -112,10 +105,8 @@ class Session:
                 worker.pipe(replace(every[0][0], **{axis: value}))
         groups = shard_of(every, request.shard)
         if not groups:
-            notices.append(
-                f"shard {request.shard} has nothing to do: the grid has {len(every)} groups of a dense cell "
-                "and what is compared with it"
-            )
+            grouped = f"the grid has {len(every)} groups of a dense cell and what is compared with it"
+            notices.append(f"shard {request.shard} has nothing to do: {grouped}")
         return cls(request, worker, grid, groups, notices)
 
     @property
@@ -162,10 +153,7 @@ class Session:
         return sum(max(0, self.grid.repeats - (store.runs(c) if store else 0)) for g in groups for c in g)
 
     def expected_seconds(self, store: Store | None) -> dict[str, float]:
-        """Seconds that are left by backend: the wall time of one short dense decode for each video left.
-
-        An upper bound where cells replay; metrics are not in it.
-        """
+        """Seconds left by backend, at most and without metrics: those of a short dense decode for each video left."""
         seconds: dict[str, float] = {}
         for backend in self.grid.backend:
             cell = replace(next(self.grid.cells()), backend=backend)
@@ -222,10 +210,7 @@ def _task_of(group: Group, repeats: int, store: Store) -> Task | None:
 
 
 def _named_clips(inputs: ClipFiles, pipe: VideoPipeline) -> dict[str, Clip]:
-    """Clips by names with a hash of their contents, so that a folder never mixes two clips of one name.
-
-    Raises RequestError for what can't be read, and a clip that is given twice.
-    """
+    """Clips by name and hash, so that a folder never mixes two of one name. Raises RequestError."""
     if inputs and not pipe.spec.layout.context:
         raise RequestError(f"the model {pipe.name!r} takes a text, no frames", key="input", hint="give it prompts")
     clips: dict[str, Clip] = {}
@@ -241,10 +226,7 @@ def _named_clips(inputs: ClipFiles, pipe: VideoPipeline) -> dict[str, Clip]:
 
 
 def _grid_of(request: Request, prompts: tuple[str, ...], gate: str) -> Grid:
-    """The grid of a request, its other axes from the configuration; `gate` is the model's.
-
-    Raises RequestError where it compares nothing.
-    """
+    """The grid of a request; `gate` is the model's. Raises RequestError where it compares nothing."""
     config, axes = request.config, dict(request.axes)
     own = config.replay
     axes.setdefault("ratio", () if own.ratio is None else (own.ratio,))
@@ -257,12 +239,8 @@ def _grid_of(request: Request, prompts: tuple[str, ...], gate: str) -> Grid:
     axes = {name: (value,) for name, value in others.items()} | {"score": (own.score,)} | axes
     grid = Grid(prompts, request.seeds, repeats=request.repeats, **axes)
     if len(grid.score) > 1 and any(t is not None for t in grid.tau):
-        raise RequestError(
-            "a threshold means something else under each",
-            key="score",
-            value=",".join(grid.score),
-            hint=(Key("replay_ratio"), " 0.2,0.5,0.8 instead of ", Key("tau")),
-        )
+        hint, said = (Key("replay_ratio"), " 0.2,0.5,0.8 instead of ", Key("tau")), ",".join(grid.score)
+        raise RequestError("a threshold means something else under each", key="score", value=said, hint=hint)
     return grid
 
 
@@ -270,9 +248,8 @@ def _plain(request: Request) -> RunConfig:
     """The configuration without what the grid decides. Raises RequestError for keys that contradict a sweep."""
     config = request.config
     if config.generation.samples != 1:
-        raise RequestError(
-            ("a sweep takes its videos from ", Key("seeds")), key="generation.samples", hint=(Key("seeds"), " 0-3")
-        )
+        said = ("a sweep takes its videos from ", Key("seeds"))
+        raise RequestError(said, key="generation.samples", hint=(Key("seeds"), " 0-3"))
     keys: dict[str, Any] = {"generation.seed": None, "replay.tau": "off", "replay.ratio": None, "replay.gate": None}
     if request.vbench and config.video.fps is None:
         keys["video.fps"] = VBENCH_FPS
@@ -282,38 +259,28 @@ def _plain(request: Request) -> RunConfig:
 
 
 def grid_document(request: Request, folder: Path | None) -> dict[str, Any]:
-    """What `--dry-run` prints: the grid, what of it is finished in the folder, and seconds expected by backend.
+    """What `--dry-run` prints: grid, decodes left in the folder, seconds expected by backend. Raises RequestError.
 
     The weights of a model on the hub are not fetched, so nothing is measured and the model's defaults are not known.
-    Raises RequestError as the sweep would.
     """
     notes: list[str] = []
-    left = seconds = None
+    left = seconds = store = None
     if repository_of(request.config.model) is not None:
         if not {"tau", "gate"} <= request.axes.keys():
-            raise RequestError(
-                ("the grid of a model on the hub loads nothing, so it needs ", Key("tau"), " and ", Key("gate")),
-                hint=(Key("gate"), " row"),
-            )
+            needs = ("the grid of a model on the hub loads nothing, so it needs ", Key("tau"), " and ", Key("gate"))
+            raise RequestError(needs, hint=(Key("gate"), " row"))
         grid = _grid_of(request, request.prompts or tuple(file.name for file in request.inputs.files), "")
         groups = shard_of(grid.groups(), request.shard)
     else:
         session = Session.open(request)
         grid, groups, notes = session.grid, session.groups, session.notices
-        store = None
         if folder is not None and (folder / "sweep.json").exists():
             store = Store(folder)
             store.compare(session.fingerprint())
             store.read(c for g in groups for c in g)
             notes = [*notes, *(f"damaged cell, it would be made again: {d}" for d in store.damaged)]
         left, seconds = session.left(store), session.expected_seconds(store)
-    cells = sum(len(g) for g in groups)
-    return {
-        "plan": grid.to_dict(),
-        "shard": request.shard,
-        "cells": cells,
-        "decodes": cells * grid.repeats,
-        "left": cells * grid.repeats if left is None else left,
-        "expected_s": seconds,
-        "notes": notes,
-    }
+    cells = sum(map(len, groups))
+    decodes = cells * grid.repeats
+    counts = {"cells": cells, "decodes": decodes, "left": decodes if left is None else left}
+    return {"plan": grid.to_dict(), "shard": request.shard, **counts, "expected_s": seconds, "notes": notes}

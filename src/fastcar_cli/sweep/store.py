@@ -153,10 +153,7 @@ class Store:
         return store
 
     def claim(self, fingerprint: dict[str, Any], grid: Grid) -> None:
-        """Join a grid to the folder's, which must have been made with the same configuration.
-
-        Raises RequestError that names the difference.
-        """
+        """Join a grid to the folder's. Raises RequestError that names what differs in the configuration."""
         with master(self.folder):
             self.axes = grid
             if self.file.exists():
@@ -178,10 +175,8 @@ class Store:
             raise RequestError(f"{self.file} is damaged: {e}", hint="restore it, or sweep into a new folder") from None
         differs = difference(before, fingerprint)
         if differs is not None:
-            raise RequestError(
-                f"{self.folder}: holds a sweep of another configuration: {differs}",
-                hint="name a new folder, or use the configuration of that sweep",
-            )
+            hint = "name a new folder, or use the configuration of that sweep"
+            raise RequestError(f"{self.folder}: holds a sweep of another configuration: {differs}", hint=hint)
         return before
 
     def clean(self) -> None:
@@ -224,10 +219,7 @@ class Store:
         return len(self.cells[cell.id]["runs"]) if cell.id in self.cells else 0
 
     def put(self, finding: Finding, scale: int) -> None:
-        """Write a new cell, its video `scale` times as large, or add one more timing to a finished one.
-
-        Raises RunError, leaving nothing half-written under a final name.
-        """
+        """Write a new cell, its video `scale` times as large, or another timing of one. Raises RunError."""
         name, video = finding.cell.id, finding.video
         if video is None:
             document = self.cells[name] | {"runs": [*self.cells[name]["runs"], finding.run]}
@@ -260,10 +252,7 @@ class Store:
 
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """The first thing in which two configurations differ, in words; None where they agree.
-
-    An accelerator in only one of them is not a difference: a sweep may add `--backend fpga-sim` later.
-    """
+    """The first difference of two configurations in words, or None; a sweep may add `--backend fpga-sim` later."""
     for key in sorted({*before, *now}):
         if key == "backend.preset" and not (key in before and key in now):
             continue

@@ -1,7 +1,4 @@
-"""Decodes cells and measures them. A worker holds one loaded model on one device.
-
-Only decoding is timed, by the engine's own clock and with nothing else inside; metrics come afterwards.
-"""
+"""Decodes cells with one loaded model and measures them. Only decoding is timed, by the engine's own clock."""
 
 from __future__ import annotations
 
@@ -31,10 +28,7 @@ from fastcar_cli.system.plugins import world_of
 
 @dataclass(frozen=True)
 class Task:
-    """Cells of one group to decode once each, the dense one first.
-
-    `known` cells were measured before and are only timed. `reference`: frames of a dense cell that is not among them.
-    """
+    """Cells of a group to decode once, `known` ones to time only; `reference`: dense frames from before."""
 
     cells: tuple[Cell, ...]
     known: frozenset[Cell]
@@ -57,10 +51,7 @@ class Worker:
         clips: Mapping[str, Clip],
         pipe: VideoPipeline | None = None,
     ) -> None:
-        """Load the model of `config` unless a pipeline that has it is given.
-
-        `fidelity` judges videos where the model's world has a judge. `clips` are the clips of prompts by name.
-        """
+        """Load the model unless `pipe` has it. `fidelity`: judge videos where the world can."""
         self.config, self.scorer, self.record, self.clips = config, scorer, record, clips
         self.base = base = pipe or VideoPipeline.from_config(config)
         world = world_of(base.model.tokenizer, base.height, base.width) if fidelity else None
@@ -160,10 +151,7 @@ def draft_data(pipe: VideoPipeline, report: dict[str, Any]) -> dict[str, Any]:
 
 
 def replay_map(pipe: VideoPipeline) -> list[list[list[float]]]:
-    """Share of layers and rows that replayed at each code's position, [T, h, w].
-
-    0 in frames that the prompt holds, and for the last token, which is not an input of any pass.
-    """
+    """Share of layers and rows that replayed by position, [T, h, w]; 0 in given frames and for the last token."""
     assert pipe.decode is not None
     places = np.zeros((pipe.frames, *pipe.grid))
     places[pipe.context :] = pipe.decode.replay_shares().view(-1, *pipe.grid).numpy()

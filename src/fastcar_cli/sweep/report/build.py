@@ -65,10 +65,7 @@ def read_results(file: Path) -> dict[str, Any]:
 
 
 def _by_interest(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """Cells in the order in which their videos are embedded.
-
-    One seed of every prompt after the other; in it the dense video, then those at a knee, then the rest.
-    """
+    """Cells as they are embedded: by seed, then prompt; of one prompt the dense video first, then knees."""
     seeds, prompts = ({v: i for i, v in enumerate(results["plan"].get(axis, []))} for axis in ("seeds", "prompts"))
 
     def setting(of: dict[str, Any]) -> tuple[Any, ...]:
