@@ -15,8 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fastcar_cli.cli.app import app
-from fastcar_cli.cli.preview import Preview
-from fastcar_cli.cli.render import progress
+from fastcar_cli.cli.render import Preview, progress
 from fastcar_cli.errors import RequestError
 from fastcar_cli.media import read_frames
 

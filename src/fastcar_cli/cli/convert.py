@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fastcar_cli.cli.options import Flags, Json, Quiet, a_model, options
+from fastcar_cli.cli.render import Results, console, note, progress
 from fastcar_cli.config.keys import MODELS
 from fastcar_cli.config.run_config import load_config, surroundings
 from fastcar_cli.errors import RequestError
@@ -54,8 +55,6 @@ def convert(
     check_folder(output)
     import torch
 
-    from fastcar_cli.cli.render import Results, console, note
-
     threads = load_config(None, (), flags, surroundings()).runtime.threads
     torch.set_num_threads(threads or min(torch.get_num_threads(), cores()))
     terminal = console(quiet)
@@ -81,8 +80,6 @@ def convert(
 
 
 def _run(conversion: Conversion, terminal: Any) -> Result:
-    from fastcar_cli.cli.render import progress
-
     with contextlib.ExitStack() as bars:
         tasks: dict[str, tuple[Any, Any]] = {}
 

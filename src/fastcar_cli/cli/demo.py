@@ -9,6 +9,7 @@ import webbrowser
 import typer
 
 from fastcar_cli.cli.options import options
+from fastcar_cli.cli.render import console, note
 from fastcar_cli.system.signals import status
 
 
@@ -18,7 +19,6 @@ def demo(
     no_browser: bool = typer.Option(False, "--no-browser", help="Print the address only."),
 ) -> None:
     """Make videos on a page in this machine's browser, with their replay maps, until Ctrl-C."""
-    from fastcar_cli.cli.render import console, note
     from fastcar_cli.demo.server import Maker, Server
 
     server = Server(Maker(), port)

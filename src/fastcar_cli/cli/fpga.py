@@ -12,6 +12,7 @@ import typer
 
 from fastcar_cli.cli.flags import check_made, given, refuse, refuse_all_but
 from fastcar_cli.cli.options import Accelerator, Flags, Json, a_model, options
+from fastcar_cli.cli.render import Results, columns
 from fastcar_cli.config.keys import MODELS
 from fastcar_cli.config.lists import each_of
 from fastcar_cli.config.run_config import load_config
@@ -117,8 +118,6 @@ def _short(value: float) -> str:
 
 
 def _summary(documents: list[dict[str, Any]], work: Any) -> None:
-    from fastcar_cli.cli.render import Results, columns
-
     first = documents[0]
     shown = columns(
         f"{first['preset']} (emulated): {work.name}, {work.rows} rows on {first['cores']} cores, "

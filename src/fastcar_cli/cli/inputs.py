@@ -41,10 +41,7 @@ _EXAMPLES = {
 ONE_RUN = {"trace_to", "report_to", "truth", "preview", "verbose"}
 """Options that show one run, and nothing of a list that several runs may share."""
 
-FILES = (".mp4", ".gif", ".mov", ".mkv", ".webm", ".avi", ".png", ".jpg", ".jpeg", ".webp", ".apng")
-"""Suffixes of one video or picture, whether or not it can be written."""
-
-_FILE = re.compile(r"\.(?:mp4|mov|mkv|webm|avi|gif|png|jpe?g|webp|avif|heic|npz|npy|txt)$", re.I)
+_FILE = re.compile(r"\.(?:mp4|mov|mkv|webm|avi|gif|a?png|jpe?g|webp|avif|heic|npz|npy|txt)$", re.I)
 
 
 @dataclass(frozen=True)
@@ -179,8 +176,8 @@ def is_list(ctx: typer.Context, asked: GenerateOptions) -> bool:
 
 
 def _names_file(output: str) -> bool:
-    """Whether a name has the suffix of one video or picture and is not a folder."""
-    return Path(output).suffix.lower() in FILES and not output.endswith("/") and not os.path.isdir(output)
+    """Whether a name has the suffix of a file and is not a folder."""
+    return _FILE.search(output) is not None and not os.path.isdir(output)
 
 
 def folder_for(asked: GenerateOptions, videos: int) -> Path | None:

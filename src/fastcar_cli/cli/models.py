@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastcar_cli.cli.options import Json, a_model, options
+from fastcar_cli.cli.render import Results, columns, facts
 
 if TYPE_CHECKING:
     from fastcar_cli.models.network import Spec
@@ -27,8 +28,6 @@ def models(as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps({"models": rows}))
         return
-    from fastcar_cli.cli.render import Results, columns
-
     shown = columns("", "model", "size", "takes", "makes", "from", left=5)
     # Names are there to be copied.
     shown.columns[0].no_wrap = True
@@ -58,8 +57,6 @@ def show(name: Name, as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(about))
         return
-    from fastcar_cli.cli.render import Results, facts
-
     shown = facts(name)
     for key, value in about.items():
         if key != "name":

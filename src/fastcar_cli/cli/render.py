@@ -8,11 +8,12 @@ import os
 import shutil
 import time
 import unicodedata
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, RenderableType
+from rich.color import Color
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -25,10 +26,16 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.segment import Segment
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 from fastcar_cli.system.files import COPIES
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 PLAIN_SECONDS = 60.0
 """Seconds between lines where standard error is not a terminal."""
@@ -131,13 +138,7 @@ class _Bar(Progress):
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
         """As `Progress.advance`."""
-        super().advance(task_id, advance)
-        self._line(task_id)
-
-    def stop(self) -> None:
-        """As `Progress.stop`, which before rich 14.3 ends with an empty line where there is no bar."""
-        if not self.disable:
-            super().stop()
+        self.update(task_id, advance=advance)
 
     def _line(self, task_id: TaskID) -> None:
         if not self.disable or self._clock() - self._last < PLAIN_SECONDS:
@@ -275,3 +276,50 @@ def accelerator(table: Table, backend: dict[str, Any]) -> None:
         f"{backend['speedup_vs_dense']:.2f} against dense, {backend['speedup_vs_static']:.2f} against static mapping "
         f"(ideal: {backend['ideal_speedup_vs_dense']:.2f} against dense)",
     )
+
+
+MOST_FRAMES, MOST_ROWS = 16, 24
+LINES_BELOW = 5
+"""Lines of the terminal that are left to bars and the cursor."""
+
+
+def lacking(console: Console) -> str | None:
+    """Why pictures can't be shown there; None where they can."""
+    if not console.is_terminal:
+        return "standard error is not a terminal"
+    return "the terminal has no colours" if console.color_system is None or console.no_color else None
+
+
+class Preview:
+    """The newest frames side by side, as many as the terminal has room for; a renderable of rich."""
+
+    def __init__(self) -> None:
+        self._frames: tuple[NDArray[np.uint8], ...] = ()
+
+    def add(self, image: NDArray[np.uint8]) -> None:
+        """Append a frame, uint8 [H, W, 3]; another thread may be drawing."""
+        self._frames = (*self._frames, image)[-MOST_FRAMES:]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        if frames := self._frames:
+            yield from _strip(frames, console.width, console.height - LINES_BELOW)
+
+
+def _strip(frames: tuple[NDArray[np.uint8], ...], width: int, height: int) -> list[Segment]:
+    """The last of these frames that fit, scaled down to one size, a space between them; two pixels a character."""
+    import numpy as np
+    from PIL import Image
+
+    high, wide = frames[-1].shape[:2]
+    rows = max(1, min(MOST_ROWS, height, high // 2, width * high // (2 * wide)))
+    columns = max(1, 2 * rows * wide // high)
+    fit = max(1, (width + 1) // (columns + 1))
+    small = [np.asarray(Image.fromarray(f).resize((columns, 2 * rows), Image.Resampling.BOX)) for f in frames[-fit:]]
+    segments = []
+    for row in range(rows):
+        for image in small:
+            for upper, lower in zip(image[2 * row].tolist(), image[2 * row + 1].tolist(), strict=True):
+                segments.append(Segment("▀", Style(color=Color.from_rgb(*upper), bgcolor=Color.from_rgb(*lower))))
+            segments.append(Segment(" "))
+        segments[-1] = Segment.line()
+    return segments

@@ -12,6 +12,7 @@ import typer
 
 from fastcar_cli.cli.flags import one_of, refuse
 from fastcar_cli.cli.options import Flags, VideoOptions, options, words
+from fastcar_cli.cli.render import Results, console, note, progress
 from fastcar_cli.config import choices
 from fastcar_cli.config.lists import parse_seeds, parse_shard
 from fastcar_cli.config.run_config import load_sources, notices, surroundings
@@ -141,7 +142,6 @@ def _axes(ctx: typer.Context, axis: str | None, given: dict[str, str | None]) ->
 
 def _sweep(request: Request, asked: SweepOptions, notes: list[str]) -> None:
     """Run a sweep and print its results."""
-    from fastcar_cli.cli.render import Results, console, note
     from fastcar_cli.cli.sweep_render import show
     from fastcar_cli.sweep.session import Session
 
@@ -163,8 +163,6 @@ def _sweep(request: Request, asked: SweepOptions, notes: list[str]) -> None:
 
 def _decode(session: Session, store: Store, terminal: Any) -> None:
     """Decode the cells that are left under a progress bar; finished ones survive Ctrl-C."""
-    from fastcar_cli.cli.render import note, progress
-
     try:
         with progress(terminal, "decodes") as bar:
             task = bar.add_task("sweep", total=session.left(store))
@@ -177,7 +175,6 @@ def _decode(session: Session, store: Store, terminal: Any) -> None:
 
 
 def _dry_run(request: Request, asked: SweepOptions, notes: list[str]) -> None:
-    from fastcar_cli.cli.render import Results, console, note
     from fastcar_cli.cli.sweep_render import show_plan
     from fastcar_cli.sweep.session import grid_document
 

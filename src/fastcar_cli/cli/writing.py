@@ -22,8 +22,7 @@ import typer
 
 from fastcar_cli.checkpoints.memory_plan import memory_errors
 from fastcar_cli.cli.inputs import Job, accepted, keys_of
-from fastcar_cli.cli.preview import Preview, lacking
-from fastcar_cli.cli.render import Results, columns, note, plain, progress, summary
+from fastcar_cli.cli.render import Preview, Results, columns, lacking, note, plain, progress, summary
 from fastcar_cli.config.lists import shard_of
 from fastcar_cli.errors import Key, RequestError, RunError, Text
 from fastcar_cli.media import Writer, check_target, default_name, open_writer, read_recipe
