@@ -20,7 +20,7 @@ from fastcar_cli.config.presets import parse_yaml
 from fastcar_cli.config.run_config import load_config
 from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.errors import RequestError
-from fastcar_cli.inputs.prompt_list import prompts_in
+from fastcar_cli.inputs.prompt import prompts_in
 from fastcar_cli.media import read_recipe
 
 BALL = "a red ball on the grass"

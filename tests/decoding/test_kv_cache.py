@@ -102,7 +102,7 @@ def test_memory_is_what_the_plan_says(kv_dtype: str, frames: int, window: int | 
     kind = Int8KVCache if kv_dtype == "int8" else KVCache
     cache = kind(spec.decoder, prompts, frames * n, n, torch.bfloat16, window, 4)
     asked = Demand(rows, frames, prompt, window, 4, kv_dtype)
-    assert cache.nbytes == cache_bytes(spec, 2, asked, replays=False)[0]
+    assert cache.nbytes == cache_bytes(spec, 2, asked)[0]
 
 
 def test_an_unknown_kind_is_refused() -> None:

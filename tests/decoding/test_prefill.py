@@ -142,7 +142,7 @@ def test_a_prompt_s_frames_are_int8_once_they_are_not_recent(
     for demand, decode in (
         (Demand(1, 2, cache.padded, kv_dtype=kv), d) for kv, d in (("auto", exact), ("int8", rounded))
     ):
-        assert decode.cache.nbytes == cache_bytes(spec, 4, demand, replays=False)[0]
+        assert decode.cache.nbytes == cache_bytes(spec, 4, demand)[0]
     codes = torch.randint(48, (1, 2 * N, 1), generator=torch.Generator().manual_seed(1))
     hidden = []
     for decode in (exact, rounded):

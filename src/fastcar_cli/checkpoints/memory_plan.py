@@ -6,14 +6,13 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import psutil
 import torch
 
 from fastcar_cli.errors import Key, RequestError, RunError, Text
-from fastcar_cli.models.checkpoint import empty_network, no_such_dtype
+from fastcar_cli.models.checkpoint import no_such_dtype
 from fastcar_cli.models.decoder import recent
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.weight_format import WeightFormat
@@ -35,12 +34,6 @@ def stored_bytes(network: Network, form: WeightFormat, part: str = "") -> int:
     """As `parameter_bytes`, of weights in a format, scales included."""
     stored = form.on(network)
     return sum(stored.bytes_of(name, p.shape) for name, p in network.named_parameters() if part in name)
-
-
-@lru_cache(maxsize=1)
-def _network(spec: Spec) -> Network:
-    """The empty network of a specification, which is planned in several formats."""
-    return empty_network(spec)
 
 
 @dataclass(frozen=True)
@@ -118,7 +111,10 @@ def peak_bytes(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a batch asks for: `frames` are those that are decoded, of `rows` rows."""
+    """What a batch asks for: `frames` are those that are decoded, of `rows` rows.
+
+    `replaying` layers may replay, with `delimiters` also at these; `pixel_itemsize` is that of the pixels' dtype.
+    """
 
     rows: int
     frames: int
@@ -126,6 +122,9 @@ class Demand:
     window: int | None = None
     sinks: int = 4
     kv_dtype: str = "auto"
+    replaying: int = 0
+    delimiters: bool = False
+    pixel_itemsize: int = 4
 
     def first(self, spec: Spec) -> int:
         """Tokens of a row that stay floats in any `kv_dtype`: the prompt's text, or with a window the sinks."""
@@ -142,7 +141,7 @@ class Demand:
         return 2 * (floats * width * itemsize + (tokens - floats) * (width + 4))
 
 
-def cache_bytes(spec: Spec, itemsize: int, demand: Demand, *, replays: bool) -> tuple[int, int]:
+def cache_bytes(spec: Spec, itemsize: int, demand: Demand) -> tuple[int, int]:
     """Bytes of the KV cache and of the replay cache."""
     decoder, n, window = spec.decoder, spec.tokens_per_frame, demand.window
     heads = decoder.layers * demand.rows * decoder.kv_heads
@@ -155,7 +154,7 @@ def cache_bytes(spec: Spec, itemsize: int, demand: Demand, *, replays: bool) -> 
         head, ring = demand.bytes_of_kv(spec, itemsize, slots), bool(window)
     # Where keys and values do not hold all of the last frame, the keys that TAS reads have a ring of their own.
     head += (n + 1 if ring else 0) * decoder.head_dim * itemsize
-    return heads * head, decoder.layers * demand.rows * n * decoder.width * itemsize if replays else 0
+    return heads * head, decoder.layers * demand.rows * n * decoder.width * itemsize if demand.replaying else 0
 
 
 def prefill_bytes(spec: Spec, itemsize: int, demand: Demand) -> int:
@@ -168,51 +167,39 @@ PIXEL_COPIES = 8
 """Activations of a frame's full size that the RQ-VAE's decoder holds at once, with room to spare (assumed)."""
 
 
-def videos_that_fit(spec: Spec, wanted: int, video: Demand, *, itemsize: int, device: str, replays: bool) -> int:
+def videos_that_fit(spec: Spec, wanted: int, video: Demand, itemsize: int, device: str) -> int:
     """How many such videos to decode at once, 1 to `wanted`: caches and pixels take at most half of free memory."""
     height, width = spec.frame_size
     pixels = PIXEL_COPIES * height * width * spec.frame_spec.channels * itemsize
-    one = sum(cache_bytes(spec, itemsize, video, replays=replays)) + pixels
+    one = sum(cache_bytes(spec, itemsize, video)) + pixels
     return max(1, min(wanted, available_bytes(device) // 2 // one))
 
 
-def make_plan(
-    spec: Spec,
-    form: WeightFormat,
-    demand: Demand,
-    *,
-    device: str,
-    replaying: int,
-    delimiters: bool = False,
-    pixel_itemsize: int = 4,
-) -> MemoryPlan:
-    """The plan of one batch with weights in a format; `replaying` layers may replay, `delimiters` too if true."""
-    network = _network(spec)
-    size = form.floats.itemsize
+def make_plan(network: Network, form: WeightFormat, demand: Demand, device: str) -> MemoryPlan:
+    """The plan of one batch with weights in a format, of an empty network."""
+    spec, size = network.spec, form.floats.itemsize
     decoder, n = spec.decoder, spec.tokens_per_frame
-    weights = stored_bytes(network, form)
-    tokens = demand.frames * n
-    kv_cache, replay = cache_bytes(spec, size, demand, replays=replaying > 0)
+    tokens, replaying = demand.frames * n, demand.replaying
+    kv_cache, replay = cache_bytes(spec, size, demand)
     mlp = stored_bytes(network, form, ".mlp.gate_proj") * 3
     blocks = stored_bytes(network, form, "llm.layers.")
     draws = stored_bytes(network, form, "depth.") * spec.code_depth + stored_bytes(network, form, "lm_head.")
     seen = min(demand.window or tokens, demand.prompt_tokens + tokens // 2)
     step = blocks + draws + decoder.layers * demand.rows * decoder.kv_heads * demand.bytes_of_kv(spec, size, seen)
-    computed = 0 if delimiters else len(spec.layout.delimiters) * (demand.frames - 1)
+    computed = 0 if demand.delimiters else len(spec.layout.delimiters) * (demand.frames - 1)
     dense = n * (not spec.layout.prompt_frames) + computed
     ratio = max(0.0, 1 - dense / max(1, tokens - 1)) * (replaying or decoder.layers) / decoder.layers
-    saved = mlp * ratio
     return MemoryPlan(
         dtype=form.name,
         device=device,
-        weights=weights,
+        weights=stored_bytes(network, form),
         kv_cache=kv_cache,
         replay_cache=replay,
-        base=BASE + spec.pixel_bytes * demand.rows * pixel_itemsize // 4 + prefill_bytes(spec, size, demand),
+        base=BASE + spec.pixel_bytes * demand.rows * demand.pixel_itemsize // 4 + prefill_bytes(spec, size, demand),
         available=available_bytes(device),
         mlp_share=mlp / step,
         max_replay_ratio=ratio,
-        ceiling=step / (step - saved),
+        ceiling=step / (step - mlp * ratio),
     )
 
 

@@ -14,7 +14,7 @@ from fastcar_cli.cli.render import Results, console, note, progress
 from fastcar_cli.config.keys import MODELS
 from fastcar_cli.config.run_config import load_config, surroundings
 from fastcar_cli.errors import RequestError
-from fastcar_cli.inputs.prompt_list import prompts_in
+from fastcar_cli.inputs.prompt import prompts_in
 from fastcar_cli.system.limits import cores
 
 if TYPE_CHECKING:

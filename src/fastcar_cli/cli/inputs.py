@@ -14,7 +14,7 @@ import typer
 from fastcar_cli.cli.flags import given, refuse
 from fastcar_cli.config.run_config import shown
 from fastcar_cli.errors import RequestError
-from fastcar_cli.inputs.prompt_list import prompts_in
+from fastcar_cli.inputs.prompt import prompts_in
 from fastcar_cli.system.files import make_folder
 
 if TYPE_CHECKING:

@@ -119,10 +119,8 @@ def _folder(folder: Path) -> Iterator[Image8]:
         raise _refused(folder, f"can't be read: {e.strerror}") from None
     files = [f for f in named if not os.path.isdir(f)]
     if lost := next((f for f in files if not os.path.isfile(f)), None):
-        what = (
-            f"is a link to {os.readlink(lost)}, which can't be found" if lost.is_symlink() else "is a pipe or a device"
-        )
-        raise _refused(lost, what, "remove it, or put the frame there")
+        link = f"is a link to {os.readlink(lost)}, which can't be found" if lost.is_symlink() else None
+        raise _refused(lost, link or "is a pipe or a device", "remove it, or put the frame there")
     if not files:
         raise RequestError("holds no image", key="input", value=folder, allowed=", ".join(IMAGES))
     for file in sorted(files, key=lambda f: [(len(p), p) if p.isdigit() else (0, p) for p in _parts(f.name)]):
@@ -156,9 +154,8 @@ def _file(path: Path) -> Iterator[Image8]:
     except Image.DecompressionBombError:
         assert Image.MAX_IMAGE_PIXELS is not None
         most = f"at most {2 * Image.MAX_IMAGE_PIXELS:,}"
-        raise RequestError(
-            "has too many pixels", key="input", value=path, allowed=most, hint="resize it first"
-        ) from None
+        said, hint = "has too many pixels", "resize it first"
+        raise RequestError(said, key="input", value=path, allowed=most, hint=hint) from None
     except Exception as e:  # whatever a damaged file makes Pillow raise
         if isinstance(e, PermissionError):
             raise _refused(path, f"can't be read: {e.strerror}") from None

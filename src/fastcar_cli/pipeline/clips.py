@@ -55,8 +55,8 @@ class ClipFiles:
             actions=spec.conditions,
             start=self.use.start,
             step=self.use.step or 1,
-            whole=whole,
             goal=self.use.goal,
+            whole=whole,
             last=bool(spec.contexts),
         )
         actions = self.actions if len(self.actions) == len(self.files) else (*self.actions, None)[:1] * len(self.files)

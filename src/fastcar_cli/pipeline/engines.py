@@ -66,11 +66,8 @@ def open_engine(
     if engine == "local":
         yield Engine(worker)
         return
-    ray = _RayEngine(worker, address, workers)
-    try:
+    with contextlib.closing(_RayEngine(worker, address, workers)) as ray:
         yield ray
-    finally:
-        ray.close()
 
 
 _workers: dict[str, TaskWorker] = {}
@@ -92,9 +89,8 @@ def _knock(address: str, where: Text) -> None:
     try:
         socket.create_connection((match[1], int(match[2])), timeout=10).close()
     except (OSError, OverflowError) as e:
-        raise RequestError(
-            f"no cluster answers there: {e}", where=where, hint="ray start --head prints its address"
-        ) from None
+        hint = "ray start --head prints its address"
+        raise RequestError(f"no cluster answers there: {e}", where=where, hint=hint) from None
 
 
 class _RayEngine(Engine):

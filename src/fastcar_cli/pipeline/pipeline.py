@@ -164,14 +164,9 @@ class VideoPipeline:
 
             return max(1, min(videos, INDEX_BITS // (rows * settings.draft.fixed)))
         prompt = self.spec.layout.prompt or PROMPT_TOKENS
-        return videos_that_fit(
-            network.spec,
-            max(1, min(videos, row_limit(network, settings) // rows, open_files())),
-            Demand(rows, settings.frames, prompt, settings.window, settings.sinks, settings.kv_dtype),
-            itemsize=network.dtype.itemsize,
-            device=str(network.device),
-            replays=not settings.rule.off,
-        )
+        most, replaying = min(videos, row_limit(network, settings) // rows, open_files()), int(not settings.rule.off)
+        video = Demand(rows, settings.frames, prompt, settings.window, settings.sinks, settings.kv_dtype, replaying)
+        return videos_that_fit(network.spec, max(1, most), video, network.dtype.itemsize, str(network.device))
 
     @property
     def _rows(self) -> int:

@@ -20,7 +20,7 @@ from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.replay.controller import Target, max_ratio
 from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.errors import Key, RequestError
-from fastcar_cli.models.checkpoint import Checkpoint, LoadedModel
+from fastcar_cli.models.checkpoint import Checkpoint, LoadedModel, empty_network
 from fastcar_cli.models.network import Layout, Spec
 
 SMALL_MODEL_THREADS = 2
@@ -92,9 +92,7 @@ def decode_settings(model: LoadedModel, run: RunConfig) -> DecodeSettings:
             first_frame=replay.first_frame,
         ),
         draft=DraftSettings(given(run.draft.kind), given(run.draft.window)),
-        window=run.attention.window,
-        sinks=run.attention.sinks,
-        kv_dtype=run.attention.kv_dtype,
+        **run.attention.model_dump(),
         executor=run.runtime.executor,
         threads=threads,
     )
@@ -119,22 +117,13 @@ def memory_plans(
         videos * (1 if guided == 1.0 else 2),
         max(1, decoded_frames(spec, config.generation.frames or spec.frames)),
         spec.layout.prompt or PROMPT_TOKENS,
-        attention.window,
-        attention.sinks,
-        attention.kv_dtype,
+        **attention.model_dump(),
+        replaying=layers if replay.ratio is not None else sum(t < math.inf for t in replay.tau.by_layer(layers)),
+        delimiters=replay.eligible == "all",
+        pixel_itemsize=getattr(torch, config.runtime.pixel_dtype).itemsize,
     )
-    return {
-        name: make_plan(
-            spec,
-            form,
-            demand,
-            device=device,
-            replaying=layers if replay.ratio is not None else sum(t < math.inf for t in replay.tau.by_layer(layers)),
-            delimiters=replay.eligible == "all",
-            pixel_itemsize=getattr(torch, config.runtime.pixel_dtype).itemsize,
-        )
-        for name, form in checkpoint.formats.items()
-    }
+    network = empty_network(spec)
+    return {name: make_plan(network, form, demand, device) for name, form in checkpoint.formats.items()}
 
 
 def spec_in(model: LoadedModel, config: RunConfig) -> Spec:

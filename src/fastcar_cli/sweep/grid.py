@@ -21,7 +21,7 @@ from fastcar_cli.config.lists import each_of
 from fastcar_cli.config.tau import ALLOWED, Tau
 from fastcar_cli.decoding.replay.scores import DEFAULT
 from fastcar_cli.errors import Key, RequestError
-from fastcar_cli.inputs.prompt_list import Listed, prompts_in
+from fastcar_cli.inputs.prompt import Listed, prompts_in
 from fastcar_cli.system.plain_data import Size
 
 AXES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -78,8 +79,5 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     # These have no error of their own: c10/core/impl/alloc_cpu.cpp (on Windows the second), and a failed cudaMalloc.
-    words = ("DefaultCPUAllocator: can't allocate memory:", "DefaultCPUAllocator: not enough memory:")
-    text = str(error)
-    return isinstance(error, RuntimeError) and (
-        any(w in text for w in words) or text.startswith("CUDA error: out of memory")
-    )
+    words = "DefaultCPUAllocator: (can't allocate|not enough) memory:|^CUDA error: out of memory"
+    return isinstance(error, RuntimeError) and re.search(words, str(error)) is not None

@@ -60,7 +60,7 @@ def claims(
 
     from fastcar_cli.cli.render import Results, console, note, progress
     from fastcar_cli.config.run_config import load_config
-    from fastcar_cli.inputs.prompt_list import prompts_in
+    from fastcar_cli.inputs.prompt import prompts_in
     from fastcar_cli.pipeline.pipeline import VideoPipeline
     from fastcar_cli.system.signals import status
     from fastcar_lab.claims import c9_ours, page
