@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fastcar_cli.decoding.replay.scores import DEFAULT, SCORES
-from fastcar_lab.claims.finding import FAILS, HOLDS, OPEN, PART, Finding, Plot
+from fastcar_lab.claims.finding import FAILS, HOLDS, OPEN, PART, Finding, Plot, bars
 from fastcar_lab.claims.quality import KEYS, measure, values
 from fastcar_lab.claims.stats import Estimate, area_under_curve, by_prompt, difference, estimate
 from fastcar_lab.claims.study import RATIOS, Job, Study
@@ -18,10 +18,6 @@ BELOW = (0.2, 0.5, 0.8)
 """Quantiles of a layer's changes: x of "change below x"."""
 CHEAP = ("input", "attention", "query")
 OTHERS = tuple(name for name in SCORES if name != DEFAULT)
-COLORS = {"tas": "#ee6677", "input": "#4477aa", "attention": "#228833", "query": "#ccbb44", "random": "#999999",
-          "oracle": "#333333"}  # fmt: skip
-
-
 SCORED, SCORED_PROMPTS = "scores", 4
 """Folder of videos under each score, and of how many prompts at most: scores other than TAS take plain torch."""
 
@@ -92,11 +88,12 @@ def judge(study: Study) -> Finding:
             "Every gate, random too, keeps every video pixel for pixel here, so quality says nothing of gates: the "
             "model bears any replay. What remains is the area."
         )
+    least = 0.98 * min(row[f"{key}_low"] for row in rows)
     return Finding(
         NUMBER, TITLE, CLAIM, study.model, verdict, summary, first.videos, first.prompts, rows,
         {"areas": {n: estimate(area[n]).mean for n in SCORES}, "quality": key}, notes,
-        [Plot("areas", "Area under the curve of 'change below x'", lambda figure: _areas(figure, rows)),
-         Plot("quality", f"{KEYS[key]} at ratio {top:g}", lambda figure: _quality(figure, rows, key))],
+        [Plot("areas", "Area under the curve of 'change below x'", lambda f: _draw(f, rows, "area", "area", 0.0)),
+         Plot("quality", f"{KEYS[key]} at ratio {top:g}", lambda f: _draw(f, rows, key, KEYS[key], least))],
     )  # fmt: skip
 
 
@@ -117,22 +114,7 @@ def _word(margin: Estimate) -> str:
     return "clearly better" if margin.above_zero else "clearly worse" if margin.below_zero else "not distinguishable"
 
 
-def _areas(figure: Any, rows: list[dict[str, Any]]) -> None:
+def _draw(figure: Any, rows: list[dict[str, Any]], key: str, label: str, least: float) -> None:
     axes = figure.subplots()
-    _bars(axes, rows, "area", 0.5)
-    axes.axhline(0.5, color="0.4", linewidth=1)
-    axes.set(ylabel="area (0.5: no better than chance)")
-
-
-def _quality(figure: Any, rows: list[dict[str, Any]], key: str) -> None:
-    axes = figure.subplots()
-    _bars(axes, rows, key, 0.0)
-    axes.set(ylabel=KEYS[key], ylim=(min(r[f"{key}_low"] for r in rows) * 0.98, None))
-
-
-def _bars(axes: Any, rows: list[dict[str, Any]], key: str, bottom: float) -> None:
-    for i, row in enumerate(rows):
-        spread = [[row[key] - row[f"{key}_low"]], [row[f"{key}_high"] - row[key]]]
-        color = COLORS[row["score"]]
-        axes.bar(i, row[key] - bottom, 0.7, bottom=bottom, yerr=np.nan_to_num(spread), color=color)
-    axes.set_xticks(range(len(rows)), [r["score"] for r in rows])
+    bars(axes, rows, [r["score"] for r in rows], {key: (label, "#4477aa")})
+    axes.set(ylabel=label, ylim=(least, None))

@@ -222,8 +222,7 @@ def bench(
         float, typer.Option(help="MLPs replayed in the second go of --video or --clip.", min=0, max=1)
     ] = 0.8,
     tokens: Annotated[
-        int | None,
-        typer.Option(help="Decode so many tokens of --video, from its middle; estimate the rest.", min=2),
+        int | None, typer.Option(help="Decode so many tokens of --video, from its middle; estimate the rest.", min=2)
     ] = None,
     save: Annotated[
         Path | None, typer.Option(help="File for the frames of --video; the same command resumes after the last one.")

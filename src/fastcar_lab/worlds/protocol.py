@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fastcar_cli.inputs.prompt import Prompt, PromptReader
 from fastcar_cli.models.network import Spec
+from fastcar_cli.system import plugins
 from fastcar_lab.training.stages import Training
 
 Video = NDArray[np.uint8]
@@ -48,17 +49,15 @@ class World(Protocol):
 
 
 @runtime_checkable
-class CaptionedWorld(World, Protocol):
-    """A world whose prompts are texts, so that a sweep can judge its videos: see `fastcar_cli.system.plugins.World`."""
+class CaptionedWorld(World, plugins.World, Protocol):
+    """A world whose prompts are texts, so that a sweep can judge its videos."""
 
     def recognises(self, reader: PromptReader, height: int, width: int) -> bool:
         """Whether a model speaks of this world that reads prompts so, in frames that the judge can read."""
 
-    def judge(self, video: Video, tokens: Sequence[str]) -> dict[str, bool | None]:
-        """Right or wrong for each thing that can be said, see `fastcar_cli.system.plugins.World`."""
-
     def unseen_captions(self, count: int, seed: int) -> list[str]:
         """Captions that training left out."""
+        return [str(text) for _, text in self.held_out(count, seed)]
 
     def kind(self, tokens: Sequence[str]) -> str:
         """What kind of scene a caption's tokens describe: still, moving, meeting or panning."""

@@ -152,13 +152,7 @@ def _window(pose: Pose, side: int, rng: random.Random) -> np.ndarray:
     return (np.arange(row, row + side)[:, None] * 8 + np.arange(column, column + side)).ravel()
 
 
-def train(
-    out: Path,
-    *,
-    steps: int,
-    seed: int = 0,
-    watch: Watch = Watch(),
-) -> Tokenizer:
+def train(out: Path, *, steps: int, seed: int = 0, watch: Watch = Watch()) -> Tokenizer:
     """Train the encoder for a quarter of the steps and pixels for the rest, and write `out`; returns the model.
 
     Their checkpoints lie in the folder `out` without its suffix. Errors: see `remaining_steps`.

@@ -21,10 +21,10 @@ from fastcar_lab.worlds.mini.hyperparameters import MINI, MINI_DEFAULTS, mini_to
 from fastcar_lab.worlds.mini.render import render
 from fastcar_lab.worlds.mini.scene import ATTRIBUTES, SIDE, Scene, scenes_of, split_combinations
 from fastcar_lab.worlds.mini.train_tokenizer import Tokenizer
-from fastcar_lab.worlds.protocol import Video
+from fastcar_lab.worlds.protocol import CaptionedWorld, Video
 
 
-class Mini:
+class Mini(CaptionedWorld):
     """See `World` and `CaptionedWorld`."""
 
     name = "mini"
@@ -53,10 +53,6 @@ class Mini:
         chosen = rng.sample(combinations, count) if count <= len(combinations) else rng.choices(combinations, k=count)
         scenes = [rng.choice(scenes_of(c)) for c in chosen]
         return [(s, caption(s, rng)) for s in scenes]
-
-    def unseen_captions(self, count: int, seed: int) -> list[str]:
-        """See `CaptionedWorld`."""
-        return [str(text) for _, text in self.held_out(count, seed)]
 
     def kind(self, tokens: Sequence[str]) -> str:
         """See `CaptionedWorld`; nothing meets here, and the camera does not move."""

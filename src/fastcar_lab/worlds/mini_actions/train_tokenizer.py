@@ -186,13 +186,7 @@ def optimizers(model: Tokenizer) -> list[torch.optim.Optimizer]:
     return [Muon(inside, lr=MUON_LR), torch.optim.AdamW(rest, lr=LR, betas=(0.9, 0.99), weight_decay=0.0)]
 
 
-def train(
-    out: Path,
-    *,
-    steps: int,
-    seed: int = 0,
-    watch: Watch = Watch(),
-) -> ActionsTokenizer:
+def train(out: Path, *, steps: int, seed: int = 0, watch: Watch = Watch()) -> ActionsTokenizer:
     """Train the tokenizer and write `out`; its checkpoint lies beside it. For the rest see `remaining_steps`."""
     model, trained = new_tokenizer(seed=seed), looks()[0]
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -56,12 +56,7 @@ class Batch:
 
 
 def draw(
-    videos: int,
-    choice: list[Look],
-    rng: random.Random,
-    device: str = "cpu",
-    futures: int = 1,
-    frames: int = FRAMES,
+    videos: int, choice: list[Look], rng: random.Random, device: str = "cpu", futures: int = 1, frames: int = FRAMES
 ) -> Batch:
     """A batch of random videos of these looks, every `futures` in a row from the same first frame on."""
     stories: list[Story] = []

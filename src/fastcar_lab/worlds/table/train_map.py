@@ -76,13 +76,7 @@ class Looks:
 
 
 def train(
-    out: Path,
-    model: VideoModel,
-    tokenizer: TableTokenizer,
-    settings: TrainSettings,
-    *,
-    steps: int,
-    watch: Watch,
+    out: Path, model: VideoModel, tokenizer: TableTokenizer, settings: TrainSettings, *, steps: int, watch: Watch
 ) -> None:
     """Train `model.map` in place, in folder `out`, see `run_stage`; nothing else of the model changes."""
     assert model.map is not None

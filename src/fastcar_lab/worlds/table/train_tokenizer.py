@@ -204,13 +204,7 @@ def standardise(model: TableTokenizer, patches: Tensor) -> None:
             weight.mul_(rms)
 
 
-def train(
-    out: Path,
-    stage: str,
-    settings: TokenizerSettings,
-    *,
-    watch: Watch = Watch(),
-) -> TableTokenizer:
+def train(out: Path, stage: str, settings: TokenizerSettings, *, watch: Watch = Watch()) -> TableTokenizer:
     """Train a stage, `codes` or `pixels`, in folder `out`; a stopped stage resumes from its checkpoint.
 
     Writes `codes.pt` or `pixels.pt` (everything to resume from), `tokenizer.jsonl` (one line an evaluation)

@@ -14,7 +14,7 @@ from fastcar_cli.inputs.worlds.phrases import PhraseTokenizer
 from fastcar_lab.training.loop import Watch
 from fastcar_lab.training.stages import Training, text_model
 from fastcar_lab.worlds import shares
-from fastcar_lab.worlds.protocol import Video
+from fastcar_lab.worlds.protocol import CaptionedWorld, Video
 from fastcar_lab.worlds.table.analyser import analyse, judge
 from fastcar_lab.worlds.table.captions import caption
 from fastcar_lab.worlds.table.hyperparameters import TABLE, TABLE_DEFAULTS
@@ -35,7 +35,7 @@ def _train_tokenizer(output: Path, steps: int, seed: int, watch: Watch) -> None:
         train_tokenizer.train(output, stage, settings, watch=watch)
 
 
-class Table:
+class Table(CaptionedWorld):
     """See `World` and `CaptionedWorld`."""
 
     name = "table"
@@ -63,10 +63,6 @@ class Table:
         rng = random.Random(seed)
         scenes = [scene_of(seed, i, kept_out=True) for i in range(count)]
         return [(s, caption(s, rng)) for s in scenes]
-
-    def unseen_captions(self, count: int, seed: int) -> list[str]:
-        """See `CaptionedWorld`."""
-        return [str(text) for _, text in self.held_out(count, seed)]
 
     def kind(self, tokens: Sequence[str]) -> str:
         """See `CaptionedWorld`."""
