@@ -36,8 +36,8 @@ from fastcar_cli.decoding.replay.replay import ReplayRule, temporal_attention_sc
 from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.errors import RunError
 from fastcar_cli.models import load
+from fastcar_cli.models.cosmos.checkpoint import cosmos_decoder
 from fastcar_cli.models.cosmos.network import CosmosSpec
-from fastcar_cli.models.cosmos.shapes import cosmos_decoder
 from fastcar_cli.models.decoder import Axes, DecoderSpec, rotate
 from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.models.sampling import SamplingSettings

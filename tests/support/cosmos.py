@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fastcar_cli.models.cosmos.checkpoint import FPS, FRAMES, cosmos_decoder
 from fastcar_cli.models.cosmos.network import CosmosSpec
-from fastcar_cli.models.cosmos.shapes import FPS, FRAMES, cosmos_decoder
 from fastcar_cli.models.cosmos.tokenizer import CausalVideoSpec
 from fastcar_cli.models.cosmos.tokenizer_blocks import LevelSpec
 from fastcar_lab.dummy import cosmos

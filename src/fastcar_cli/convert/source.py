@@ -40,7 +40,7 @@ class Source:
         self.spec = spec if name is None else replace(spec, name=name.partition("@")[0])
         self.network = empty_network(spec)
         shapes = {name: tensor.shape for name, tensor in self.network.state_dict().items()}
-        self._weights = Weights(checkpoint.components(self.network), shapes)
+        self._weights = Weights(checkpoint.components(self.network), shapes, finite=True)
         self.stored = self._weights.read("llm.norm.weight").dtype
         # Bundled models run in float32 on a CPU, others in what they are published in; no CPU runs float16.
         self.floats = torch.float32 if self.stored == torch.float32 else checkpoint.FLOATS
@@ -50,7 +50,6 @@ class Source:
     def read(self, name: str, like: Tensor) -> Tensor:
         """A parameter with zeros up to the shape of `like`. Raises RequestError for NaN or infinite values."""
         tensor = self._weights.read(name)
-        self._weights.check_finite(name, tensor)
         if tensor.shape == like.shape:
             return tensor
         more = [n for have, want in zip(tensor.shape, like.shape, strict=True) for n in (want - have, 0)]

@@ -212,14 +212,19 @@ class Weights:
 
     Raises RequestError that names file and key for a damaged file, for a missing or unexpected tensor, and for one
     whose
-    shape is not that of `shapes`.
+    shape is not that of `shapes`; with `finite` for NaN and infinite values.
     """
 
     def __init__(
-        self, components: Sequence[Component], shapes: Mapping[str, torch.Size], progress: Progress | None = None
+        self,
+        components: Sequence[Component],
+        shapes: Mapping[str, torch.Size],
+        progress: Progress | None = None,
+        *,
+        finite: bool = False,
     ) -> None:
         self._at: dict[str, _Place] = {}
-        self._progress = progress
+        self._progress, self._finite = progress, finite
         self._file: _File | None = None
         self._mapped = self._done = 0
         for component in components:
@@ -253,14 +258,6 @@ class Weights:
         """Parameter names in the order of the files."""
         return list(self._at)
 
-    def _place(self, name: str) -> str:
-        return f"weights file {self._at[name].path}, key {self._at[name].key!r}"
-
-    def check_finite(self, name: str, tensor: Tensor) -> None:
-        """Refuse a parameter that holds NaN or infinite values. Raises RequestError."""
-        if not bool(torch.isfinite(tensor).all()):
-            raise RequestError(f"{self._place(name)}: holds NaN or infinite values")
-
     def read(self, name: str, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
         """A parameter in `dtype` (None: as it is stored) on a device."""
         at = self._at[name]
@@ -271,7 +268,7 @@ class Weights:
         for begin, end in _pieces(at.shape, dtype or torch.float32):
             piece = self._file.rows(at.key, begin, end)
             if not piece.is_floating_point():
-                raise RequestError(f"{self._place(name)}: holds {piece.dtype}, needed floats")
+                raise RequestError(f"weights file {at.path}, key {at.key!r}: holds {piece.dtype}, needed floats")
             if target is None:
                 target = torch.empty(at.shape, dtype=dtype or piece.dtype, device=device)
             (target[begin:end] if at.shape else target).copy_(piece)
@@ -284,6 +281,8 @@ class Weights:
                 if self._progress is not None:
                     self._progress(self._done)
         assert target is not None
+        if self._finite and not bool(torch.isfinite(target).all()):
+            raise RequestError(f"weights file {at.path}, key {at.key!r}: holds NaN or infinite values")
         return target
 
 
@@ -303,12 +302,10 @@ def fill(
     for a
     tensor; `finite` refuses NaN and infinite values. Raises as `Weights` does.
     """
-    weights = Weights(components, {name: like.shape for name, like in wanted.items()}, progress)
+    weights = Weights(components, {name: like.shape for name, like in wanted.items()}, progress, finite=finite)
     result: dict[str, Tensor] = {}
     for name in weights.names:
         tensor = weights.read(name, dtype(name), device)
-        if finite:
-            weights.check_finite(name, tensor)
         result |= {name: tensor} if store is None else store(name, tensor)
     return result
 

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.models.checkpoint import empty_network
-from fastcar_cli.models.cosmos.checkpoint import names_of
+from fastcar_cli.models.cosmos.checkpoint import CosmosCheckpoint, names_of
 from fastcar_cli.models.cosmos.network import Cosmos, CosmosSpec
-from fastcar_cli.models.cosmos.shapes import published
 from fastcar_cli.profile.profiler import random_tensor
 from fastcar_lab.dummy import causal_video
 
@@ -26,7 +25,7 @@ SIZES = {"4b": "4B", "5b": "5B-Video2World", "12b": "12B", "13b": "13B-Video2Wor
 def shape_of(size: str) -> CosmosSpec:
     """The shape of a released model."""
     name = f"Cosmos-Predict1-{SIZES[size]}"
-    spec = published(name.lower())
+    spec = CosmosCheckpoint.published_spec(name.lower())
     assert spec is not None
     return replace(spec, name=name)
 

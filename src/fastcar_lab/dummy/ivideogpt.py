@@ -18,9 +18,8 @@ from torch import Tensor
 
 from fastcar_cli.models.checkpoint import empty_network
 from fastcar_cli.models.ivideogpt.blocks import TokenizerSpec
-from fastcar_cli.models.ivideogpt.checkpoint import WEIGHTS, names_of
+from fastcar_cli.models.ivideogpt.checkpoint import WEIGHTS, IVideoGPTCheckpoint, names_of
 from fastcar_cli.models.ivideogpt.network import IVideoGPT, IVideoGPTSpec
-from fastcar_cli.models.ivideogpt.shapes import published
 from fastcar_cli.profile.profiler import random_tensor
 
 PIXELS = (64, 256)
@@ -28,7 +27,7 @@ PIXELS = (64, 256)
 
 
 def _released(name: str) -> IVideoGPTSpec:
-    spec = published(f"ivideogpt-oxe-{name}")
+    spec = IVideoGPTCheckpoint.published_spec(f"ivideogpt-oxe-{name}")
     assert spec is not None
     return spec
 

@@ -15,11 +15,20 @@ import torch
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.checkpoint import GenerationDefaults, Released
 from fastcar_cli.models.cosmos.network import Cosmos, CosmosSpec
-from fastcar_cli.models.cosmos.shapes import FPS, FRAMES, cosmos_decoder, published
-from fastcar_cli.models.cosmos.tokenizer_files import read_tokenizer_spec, tokenizer_components
-from fastcar_cli.models.decoder import DecoderSpec
+from fastcar_cli.models.cosmos.tokenizer_files import PUBLISHED, read_tokenizer_spec, tokenizer_components
+from fastcar_cli.models.decoder import Axes, DecoderSpec
 from fastcar_cli.models.network import Network
 from fastcar_cli.weights.tensors import Component, StoredShapes
+
+FRAMES, FPS = 33, 25
+
+_COSMOS = {
+    # Width, layers, width of a text's vectors, whether YaRN stretches frequencies.
+    "cosmos-predict1-4b": (4096, 16, 0, False),
+    "cosmos-predict1-12b": (5120, 40, 0, True),
+    "cosmos-predict1-5b-video2world": (4096, 16, 1024, False),
+    "cosmos-predict1-13b-video2world": (5120, 40, 1024, True),
+}
 
 MODEL, HALVES = "model.pt", ("encoder.jit", "decoder.jit")
 
@@ -60,7 +69,11 @@ class CosmosCheckpoint(Released):
     @staticmethod
     def published_spec(name: str) -> CosmosSpec | None:
         """See `Released`."""
-        return published(name)
+        if name not in _COSMOS:
+            return None
+        width, layers, source, grown = _COSMOS[name]
+        decoder = cosmos_decoder(width, layers, 32, 8, 128, 14336, PUBLISHED.codes, source, grown)
+        return CosmosSpec(name, FRAMES, FPS, decoder, PUBLISHED)
 
     @cached_property
     def _tokenizer(self) -> Path:
@@ -107,6 +120,31 @@ class CosmosCheckpoint(Released):
             Component(self.folder, names_of(network), lambda key: False, (self.folder / MODEL,)),
             *tokenizer_components(self._tokenizer, "tokenizer.", network.tokenizer),
         ]
+
+
+def cosmos_decoder(
+    width: int, layers: int, heads: int, kv_heads: int, head: int, mlp_width: int, codes: int, source: int, grown: bool
+) -> DecoderSpec:
+    """The decoder of a Cosmos model; `source` is the width of text embeddings, 0 without; `grown`: with YaRN.
+    Raises ValueError for sizes that do not fit.
+    """
+    lead = int(source > 0)
+    return DecoderSpec(
+        width=width,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        mlp_width=mlp_width,
+        # With text the table has a row for the token before the first, and is filled up to a multiple of 64.
+        vocab=-(-(codes + 1) // 64) * 64 if source else codes,
+        rms_eps=1e-5,
+        rope_theta=500000.0,
+        max_positions=lead + 5 * 40 * 64,
+        head_width=head,
+        head_norms=True,
+        axes=Axes((40, 64), lead, (3, 40, 40) if grown else ()),
+        source=source,
+    )
 
 
 def _decoder(folder: Path) -> tuple[DecoderSpec, int]:

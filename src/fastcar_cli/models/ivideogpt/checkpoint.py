@@ -17,15 +17,28 @@ from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.inputs.prompt import PromptReader
 from fastcar_cli.models.checkpoint import GenerationDefaults, Released
 from fastcar_cli.models.clip_reader import ClipReader
+from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.ivideogpt.blocks import SIDE, TokenizerSpec
 from fastcar_cli.models.ivideogpt.network import IVideoGPT, IVideoGPTSpec
-from fastcar_cli.models.ivideogpt.shapes import FPS, published, published_frames
 from fastcar_cli.models.llama_config import read_decoder
 from fastcar_cli.models.network import Network
 from fastcar_cli.system.plain_data import Flag, Foreign, Layers, Size, read_checked, wrong
 from fastcar_cli.weights.tensors import Component, StoredShapes, weight_files
 
-_FRAMES = 16
+FPS, _FRAMES = 4, 16
+
+_IVIDEOGPT = {
+    # Pixels, context frames, frames, width of actions.
+    "ivideogpt-oxe-64-act-free": (64, 2, 16, 0),
+    "ivideogpt-oxe-64-act-free-medium": (64, 2, 16, 0),
+    "ivideogpt-oxe-64-goal-cond": (64, 2, 16, 0),
+    "ivideogpt-oxe-256-act-free": (256, 2, 16, 0),
+    "ivideogpt-bair-64-act-free": (64, 1, 16, 0),
+    "ivideogpt-bair-64-act-cond": (64, 1, 16, 4),
+    "ivideogpt-robonet-64-act-cond": (64, 2, 12, 5),
+    "ivideogpt-vp2-robosuite-64-act-cond": (64, 2, 12, 4),
+    "ivideogpt-vp2-robodesk-64-act-cond": (64, 2, 12, 5),
+}
 
 WEIGHTS = {"tokenizer": "diffusion_pytorch_model", "transformer": "model"}
 """Folders of a checkpoint, and what their files of weights are called before the suffix."""
@@ -52,7 +65,27 @@ class IVideoGPTCheckpoint(Released):
     @staticmethod
     def published_spec(name: str) -> IVideoGPTSpec | None:
         """See `Released`."""
-        return published(name)
+        if name not in _IVIDEOGPT:
+            return None
+        pixels, context, frames, actions = _IVIDEOGPT[name]
+        width, layers, heads, mlp = (1024, 24, 16, 4096) if name.endswith("-medium") else (768, 12, 12, 3072)
+        tokenizer = TokenizerSpec(
+            channels=(128, 256, 512) if pixels == 64 else (128, 256, 256, 512, 768),
+            blocks=2,
+            latent=64,
+            code_width=64,
+            groups=32,
+            context=context,
+            codes=8192,
+            dynamics=8192,
+            attended=16 if pixels == 64 else 32,
+            mid_attention=False,
+        )
+        decoder = DecoderSpec(
+            width=width, layers=layers, heads=heads, kv_heads=heads, mlp_width=mlp, vocab=tokenizer.vocabulary,
+            max_positions=1024,
+        )  # fmt: skip
+        return IVideoGPTSpec(name, frames, FPS, decoder, tokenizer, actions)
 
     def reader(self, network: Network) -> PromptReader:
         """See `Checkpoint`."""
@@ -77,7 +110,7 @@ class IVideoGPTCheckpoint(Released):
             raise wrong(files["transformer"], "vocab_size", decoder.vocab, needed)
         return IVideoGPTSpec(
             name=self.folder.resolve().name or "ivideogpt",
-            frames=config.segment_length or published_frames(self.folder) or _FRAMES,
+            frames=config.segment_length or _published_frames(self.folder) or _FRAMES,
             fps=FPS,
             decoder=decoder,
             tokenizer=tokenizer,
@@ -116,6 +149,16 @@ class IVideoGPTCheckpoint(Released):
                 names["tokenizer"] = _with_old_names(names["tokenizer"], list(StoredShapes(file)))
         ignored = {"tokenizer": lambda key: False, "transformer": lambda key: key.endswith("rotary_emb.inv_freq")}
         return [Component(self.folder / part, names[part], ignored[part], files[part]) for part in WEIGHTS]
+
+
+def _published_frames(folder: Path) -> int | None:
+    """Frames of a released model's training, by a folder of its name in the hub's cache, as no file states them; else
+    None.
+    """
+    for part in reversed(folder.resolve().parts):
+        if (spec := IVideoGPTCheckpoint.published_spec(part.removeprefix("models--thuml--"))) is not None:
+            return spec.frames
+    return None
 
 
 class _Tokenizer(Foreign):

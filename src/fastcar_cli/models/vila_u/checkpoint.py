@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,9 +78,11 @@ class VilaUCheckpoint(Released):
 
     def weight_files(self) -> list[Path]:
         """See `Checkpoint`; a projector that is the identity has none."""
+        return [file for part in self._parts() for file in weight_files(_root(self.folder) / part)]
+
+    def _parts(self) -> Sequence[str]:
         assert isinstance(self.spec, ModelSpec)
-        parts = PARTS if self.spec.projector_layers else PARTS[:2]
-        return [file for part in parts for file in weight_files(_root(self.folder) / part)]
+        return PARTS if self.spec.projector_layers else PARTS[:2]
 
     def text_files(self) -> tuple[Path, ...]:
         """See `Checkpoint`."""
@@ -89,7 +92,7 @@ class VilaUCheckpoint(Released):
     def components(self, network: Network) -> list[Component]:
         """See `Checkpoint`."""
         assert isinstance(network, VideoModel)
-        spec, root = network.spec, _root(self.folder)
+        root = _root(self.folder)
         names: dict[str, dict[str, str]] = {part: {} for part in PARTS}
         # A table that all depths share has the first one's name; some savers repeat it for the others.
         shared, repeated = network.shared(), set()
@@ -101,19 +104,12 @@ class VilaUCheckpoint(Released):
             else:
                 names[folder_of][prefix + rest] = name
 
-        def unused_llm(key: str) -> bool:
-            return key == "lm_head.weight" or key.endswith("rotary_emb.inv_freq")
-
-        def unused_tower(key: str) -> bool:
-            return key in repeated or bool(_UNUSED_VISION.match(key))
-
-        components = [
-            Component(root / "llm", names["llm"], unused_llm),
-            Component(root / "vision_tower", names["vision_tower"], unused_tower),
-        ]
-        if spec.projector_layers:
-            components.append(Component(root / "mm_projector", names["mm_projector"], lambda key: False))
-        return components
+        ignored: dict[str, Callable[[str], bool]] = {
+            "llm": lambda key: key == "lm_head.weight" or key.endswith("rotary_emb.inv_freq"),
+            "vision_tower": lambda key: key in repeated or bool(_UNUSED_VISION.match(key)),
+            "mm_projector": lambda key: False,
+        }
+        return [Component(root / part, names[part], ignored[part]) for part in self._parts()]
 
 
 def _root(folder: Path) -> Path:
