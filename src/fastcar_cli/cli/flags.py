@@ -44,11 +44,23 @@ def one_of(option: str, value: str | None, allowed: Collection[str]) -> None:
         raise RequestError(f"{option} {value}: unknown", hint=f"allowed: {', '.join(allowed)}")
 
 
+def _check_length(path: Path) -> None:
+    """Refuse a name that is longer than a file system takes: pathlib's `exists` and its like raise OSError for it."""
+    try:
+        path.lstat()
+    except OSError as e:
+        if e.errno == errno.ENAMETOOLONG:
+            raise RequestError(f"{str(path)[:80]}... can't be a file: {e.strerror}") from None
+
+
 def check_file(option: str, file: Path | None) -> None:
     """Refuse the name of a file that can't be written: raises RequestError."""
-    if file is not None and not file.parent.is_dir():
+    if file is None:
+        return
+    _check_length(file)
+    if not file.parent.is_dir():
         raise RequestError(f"{option} {file}: the folder {file.parent} does not exist")
-    if file is not None and file.exists() and not file.is_file():
+    if file.exists() and not file.is_file():
         kind = "a folder" if file.is_dir() else "a pipe or a device"
         raise RequestError(f"{option} {file}: is {kind}, needed: a file")
 
@@ -126,12 +138,7 @@ def _file(given: Any, read: bool) -> Any:
     if not isinstance(given, (str, Path)):
         return given
     path = Path(os.path.expanduser(given))  # of an unknown user it stays, where pathlib's raises
-    try:
-        path.lstat()
-    except OSError as e:
-        # pathlib's `exists` and its like raise it later.
-        if e.errno == errno.ENAMETOOLONG:
-            raise RequestError(f"{str(path)[:80]}... can't be a file: {e.strerror}") from None
+    _check_length(path)
     path = spooled(path) if read else path
     return path if isinstance(given, Path) else given if path == Path(given) else str(path)
 

@@ -11,7 +11,7 @@ from fastcar_cli.cli.options import Json, a_model, options
 from fastcar_cli.cli.render import Results, columns, facts
 
 if TYPE_CHECKING:
-    from fastcar_cli.models.network import Spec
+    pass
 
 Name = Annotated[
     str,
@@ -83,22 +83,17 @@ def _line(name: str) -> dict[str, Any]:
 
     spec, repository = spec_of(name), repository_of(name)
     height, width = spec.frame_spec.size
+    # What a video begins with.
+    counts, takes = sorted(spec.contexts or ((spec.layout.context,) if spec.layout.context else ())), "a sentence"
+    if counts:
+        takes = f"{' or '.join(map(str, counts))} frame{'s' if counts[-1] > 1 else ''}"
+        takes += ", text vectors" if spec.decoder.source else ""
+        takes += f", {spec.conditions} numbers a frame" if spec.conditions else ""
     return {
         "name": name,
-        "takes": _takes(spec),
+        "takes": takes,
         "makes": f"{spec.frames} frames of {width} x {height}, {spec.fps} a second",
         "from": repository or ("the package" if name in BUNDLED else "a folder"),
         "here": repository is None or here(repository, revision_of(name)),
         "parameters": parameter_bytes(empty_network(spec), 1),
     }
-
-
-def _takes(spec: Spec) -> str:
-    """What a video of a model begins with."""
-    frames = spec.contexts or ((spec.layout.context,) if spec.layout.context else ())
-    if not frames:
-        return "a sentence"
-    text = f"{' or '.join(map(str, sorted(frames)))} frame{'s' if max(frames) > 1 else ''}"
-    if spec.decoder.source:
-        text += ", text vectors"
-    return text + (f", {spec.conditions} numbers a frame" if spec.conditions else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -54,11 +55,9 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         return range(first, last + 1)
 
     ranges = each_of("seeds", text, read, "neither a seed nor a range", "0-3, 0,5,7 or 0-3,7")
-    seeds: dict[int, None] = {}
-    for seed in (seed for several in ranges for seed in several):
-        if seed in seeds:
-            raise RequestError(f"{seed} is given twice", key="seeds", value=text)
-        seeds[seed] = None
+    seeds = Counter(seed for several in ranges for seed in several)
+    if (most := seeds.most_common(1))[0][1] > 1:
+        raise RequestError(f"{most[0][0]} is given twice", key="seeds", value=text)
     return tuple(seeds)
 
 

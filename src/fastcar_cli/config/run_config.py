@@ -90,8 +90,7 @@ class RunConfig(Section):
 def tau_to_plain(tau: Tau) -> Any:
     """Thresholds as a configuration file has them, where null would stand for "not given"."""
     plain = tau.plain()
-    values = ["off" if v is None else v for v in (plain if isinstance(plain, list) else [plain])]
-    return values if isinstance(plain, list) else values[0]
+    return ["off" if v is None else v for v in plain] if isinstance(plain, list) else "off" if plain is None else plain
 
 
 FILE = "fastcar.yaml"
@@ -339,11 +338,9 @@ def surroundings() -> list[Layer]:
             continue
         if name not in keys:
             last = name.removeprefix(PREFIX)
-            ends = [k.removeprefix(PREFIX) for k in (*keys, *OTHERS[:1])]
-            near = [e for e in ends if e.endswith(f"_{last}")] or difflib.get_close_matches(last, ends)
+            near = [k for k in keys if k.endswith(f"_{last}")] or difflib.get_close_matches(name, keys, cutoff=0.75)
             hint = "FASTCAR_REPLAY_TAU sets replay.tau, and so on; `fastcar config --where` lists all keys"
-            if near:
-                hint = f"did you mean {' or '.join(PREFIX + e for e in near)}?"
+            hint = f"did you mean {' or '.join(near)}?" if near else hint
             raise RequestError(f"{name}: there is no setting for this variable of the environment", hint=hint)
         layer.append(GivenKey(keys[name], value_of(text, name), name, name))
     return [*layers, layer]

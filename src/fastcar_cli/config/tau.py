@@ -7,7 +7,6 @@ null in JSON); `-inf` is exceeded by every finite score.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,18 +19,15 @@ ALLOWED = "a number such as -2, 'off', or a list with one of these a layer"
 
 
 def _number(value: Any) -> float:
-    if value is None or value is False:  # YAML 1.1 reads a bare `off` as false
+    text = value.strip().lower() if isinstance(value, str) else ""
+    if value is None or value is False or text == "off":
         return math.inf
-    if isinstance(value, str) and value.strip().lower() == "off":
-        return math.inf
-    if isinstance(value, bool):
-        raise ValueError(ALLOWED)
     try:
-        number = float(digits(value) if isinstance(value, str) else value)
+        number = float("nan" if value is True else digits(text) if text else value)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(ALLOWED) from None
-    too_large = math.isinf(number) and isinstance(value, str) and value.strip()[-1].isdigit()
-    if math.isnan(number) or too_large:
+        number = math.nan
+    # Such as nan, and 1e999.
+    if math.isnan(number) or (math.isinf(number) and text[-1:].isdigit()):
         raise ValueError(ALLOWED)
     return number
 
@@ -53,10 +49,8 @@ class Tau:
 
     @classmethod
     def read(cls, given: Any) -> Tau:
-        """A threshold as people and files write it.
-
-        A number, `off`, None or false (off), the text of one, a comma-separated text or a list with one of
-        these a layer, or a Tau. Raises ValueError with ALLOWED for anything else.
+        """A threshold as people and files write it: a Tau, a number, `off`, None or false (off), the text of one, or a
+        list of these, one a layer, also as text with commas. Raises ValueError with ALLOWED for anything else.
         """
         if isinstance(given, Tau):
             return given
@@ -84,8 +78,7 @@ class Tau:
 
     def plain(self) -> Plain | list[Plain]:
         """For JSON and YAML, which `read` reads: a number, None for off, '-inf', or a list of these a layer."""
-        several: Sequence[float] = tuple(dict.fromkeys(self.values))
-        return _plain(self.values[0]) if len(several) == 1 else [_plain(v) for v in self.values]
+        return _plain(self.values[0]) if len(set(self.values)) == 1 else [_plain(v) for v in self.values]
 
     def __str__(self) -> str:
         """For people and `--tau`, which `read` reads."""
