@@ -12,8 +12,8 @@ import pytest
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_lab.bench.llama_cpp import write_gguf
+from fastcar_lab.bench.measure import RIVALS
 from fastcar_lab.bench.rival import Rival
-from fastcar_lab.bench.rivals import RIVALS
 
 SPEC = DecoderSpec(width=256, layers=3, heads=4, kv_heads=2, mlp_width=512, vocab=99, rope_theta=50.0, max_positions=64)
 BITS = {"BF16": 16, "Q8_0": 8.5, "Q4_0": 4.5, "IQ4_XS": 4.25}

@@ -17,7 +17,7 @@ from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_lab.evaluation import generate_videos
 from fastcar_lab.worlds.mini.analyser import follow
 from fastcar_lab.worlds.mini_actions import samples
-from fastcar_lab.worlds.mini_actions.evaluate import obedience
+from fastcar_lab.worlds.mini_actions.samples import obedience
 from fastcar_lab.worlds.mini_actions.scene import Story, looks
 
 

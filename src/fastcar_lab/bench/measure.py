@@ -21,8 +21,21 @@ from fastcar_cli.weights.formats import PACKED
 from fastcar_lab.bench.cases import RATIOS, Benchmark
 from fastcar_lab.bench.contestants import Passes, engine, llama, mlp_only
 from fastcar_lab.bench.few_bits import in_bits
-from fastcar_lab.bench.rival import runs_of
-from fastcar_lab.bench.rivals import RIVALS
+from fastcar_lab.bench.llama_cpp import IK_LLAMA_CPP, LLAMA_CPP
+from fastcar_lab.bench.openvino import OPENVINO
+from fastcar_lab.bench.rival import Rival, runs_of
+
+RIVALS = {"llama_cpp": LLAMA_CPP, "ik_llama_cpp": IK_LLAMA_CPP, "openvino": OPENVINO}
+"""By the name of their option."""
+
+
+def chosen(*wanted: bool) -> tuple[Rival, ...]:
+    """Those whose option, in the order of `RIVALS`, is given. Raises RequestError where a package is missing."""
+    rivals = tuple(rival for rival, is_wanted in zip(RIVALS.values(), wanted, strict=True) if is_wanted)
+    for rival in rivals:
+        # Missing packages show before anything is timed.
+        _ = rival.version
+    return rivals
 
 
 def models(plan: Benchmark) -> dict[str, Network]:

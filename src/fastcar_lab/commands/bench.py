@@ -261,9 +261,8 @@ def bench(
     from fastcar_lab.bench import window as several
     from fastcar_lab.bench.cases import SHAPES as LARGE
     from fastcar_lab.bench.cases import Benchmark, check
-    from fastcar_lab.bench.measure import measure
+    from fastcar_lab.bench.measure import RIVALS, chosen, measure
     from fastcar_lab.bench.render import clip_table, neighbour_table, watched, window_table
-    from fastcar_lab.bench.rivals import RIVALS, chosen
 
     one_of("--shape", shape, (*FROM_TEXT, *LARGE))
     one_of("--clip", clip, ("small", "medium"))

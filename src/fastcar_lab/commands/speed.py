@@ -34,7 +34,7 @@ def speed(
     from fastcar_cli.cli.flags import one_of, refuse
     from fastcar_cli.system.files import write_whole
     from fastcar_lab.bench import passes as rows
-    from fastcar_lab.bench.rivals import chosen
+    from fastcar_lab.bench.measure import chosen
     from fastcar_lab.bench.summary import PROMPTS, run, table
 
     if passes:

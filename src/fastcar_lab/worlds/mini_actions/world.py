@@ -12,7 +12,6 @@ from fastcar_cli.inputs.prompt import Prompt
 from fastcar_cli.media.metrics import psnr_of
 from fastcar_lab.training.stages import Training, one_file
 from fastcar_lab.worlds.mini_actions import samples
-from fastcar_lab.worlds.mini_actions.evaluate import drawn_from_true_codes, obedience
 from fastcar_lab.worlds.mini_actions.hyperparameters import MINI_ACTIONS
 from fastcar_lab.worlds.mini_actions.scene import Story
 from fastcar_lab.worlds.mini_actions.train_tokenizer import ActionsTokenizer
@@ -53,14 +52,14 @@ class MiniActions:
         """See `World`: whether objects are where the pushes lead, and the PSNR of predicted frames to the true ones."""
         pairs = zip(videos, scenes, strict=True)
         errors = [np.square(v[1:].astype(np.float64) - self.render(s)[1:]).mean() for v, s in pairs]
-        return {**obedience(np.stack(videos), scenes), "psnr_truth": psnr_of(float(np.mean(errors)))}
+        return {**samples.obedience(np.stack(videos), scenes), "psnr_truth": psnr_of(float(np.mean(errors)))}
 
     def tokenizer_quality(self, tokenizer: str, count: int, seed: int) -> dict[str, Any]:
         """See `World`: of videos whose later frames are drawn from the codes that are right."""
         file = Path(tokenizer)
         made = ActionsTokenizer.load(file) if file.is_file() else ActionsTokenizer.of_model(tokenizer)
         stories = samples.held_out(count, seed)
-        return self.score(stories, list(drawn_from_true_codes(made, stories)))
+        return self.score(stories, list(samples.drawn_from_true_codes(made, stories)))
 
 
 WORLD = MiniActions()
