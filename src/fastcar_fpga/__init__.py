@@ -1,7 +1,6 @@
-"""`fpga-sim`: an emulated multi-core FPGA accelerator with Dynamic Resource Scheduling (DRS).
+"""`fpga-sim`: the emulated accelerator of FastCar (arXiv 2505.14709) with Dynamic Resource Scheduling (docs/fpga.md).
 
-The accelerator is the one of FastCar (arXiv 2505.14709), as far as it is published; docs/fpga.md says what is our own
-reading. `fastcar_cli` uses the names below and no module of the package.
+`fastcar_cli` uses the names below and no module of the package.
 """
 
 from fastcar_fpga.backend import FpgaBackend, check_weights

@@ -27,9 +27,8 @@ Counts = NDArray[np.int64]
 class Windows:
     """Passes in order, from the first visual token on; row r belongs to video r % videos.
 
-    taken [passes]: input tokens of each video. accepted [passes, videos]: how many of them became final. replayed
-    [layers, rows, inputs]: decisions of all inputs, pass by pass; inputs is the sum of `taken`. Raises ValueError where
-    these contradict each other.
+    taken [passes]: input tokens of each video. accepted [passes, videos]: how many became final. replayed [layers,
+    rows, inputs]: decisions of all inputs, pass by pass. Raises ValueError where these contradict each other.
     """
 
     taken: Counts

@@ -1,13 +1,11 @@
 """One layer's MLPs on the accelerator, cycle by cycle: DRS, the queues before the cores, the cores.
 
-The contract, which the RTL keeps too (docs/rtl.md). Cycle 0 loads the Index Register, the mapping takes
-`remap` cycles. Then the packets of the rows arrive in order, a word a cycle. A row that computes waits
-until its core's queue has room for its packet, and its words pass; a dropped row costs `drop` cycles.
-A core that has its packet starts in one cycle more. A packet leaves the queue when its row is done.
-
-Who waits for whom before a core starts is `Weights`: with `lockstep` the cores of a round start together
-once the last has its packet; with `multicast` each starts with its own packet, and a tile is sent when
-every core of the round has room for it; with `private` no core waits for another.
+The contract, also of the RTL (docs/rtl.md): cycle 0 loads the Index Register, the mapping takes `remap` cycles. Then
+the packets of the rows arrive in order, a word a cycle. A row that computes waits until its core's queue has room for
+its packet; a dropped row costs `drop` cycles. A core that has its packet starts in one cycle more. A packet leaves the
+queue when its row is done. With the weights in `lockstep` the cores of a round start together once the last has its
+packet; with `multicast` each starts with its own packet, and a tile is sent when every core of the round has room for
+it; with `private` no core waits for another.
 """
 
 from __future__ import annotations
@@ -63,9 +61,8 @@ class Registers:
 
 
 class Row(NamedTuple):
-    """What became of a row, in cycles from the layer's start; an end is the first cycle after.
-
-    core, begin and end are None for a dropped row. [first, last) is when its packet passed or was dropped.
+    """When a row's packet passed or was dropped, [first, last), and when the row ran, [begin, end), in cycles from the
+    layer's start; core, begin and end are None for a dropped row.
     """
 
     row: int

@@ -1,7 +1,6 @@
 """Time of a DRAM that streams: banks, rows, bank groups, bursts, refresh, and the ports in front of it.
 
-One channel serves the bursts of a stream in order; all channels do the same side by side. Times are whole
-picoseconds, so that the harness of the RTL (`dram.h`) computes the same ones.
+All channels do the same side by side. Times are whole picoseconds, as in the harness of the RTL (`dram.h`).
 """
 
 from __future__ import annotations
@@ -89,11 +88,10 @@ def load_part(name: str) -> Part:
 
 @dataclass(frozen=True)
 class ReadStream:
-    """How one stream reads a channel, or several that meet there.
+    """How streams read a channel; `streams` are served in turn, `turn` bursts each, and lie `apart` bursts apart.
 
-    port: picoseconds that a burst takes in its share of the ports. ahead: bursts requested and not delivered yet.
-    chunk, stride: bursts in a row, and from the first of a chunk to the first of the next; 0: one endless chunk.
-    streams: how many share the channel, served in turn, `turn` bursts each; the next one lies `apart` bursts on.
+    port: picoseconds of a burst in its share of the ports. ahead: bursts requested and not delivered yet. chunk,
+    stride: bursts in a row, and from the first of a chunk to the first of the next; 0: one endless chunk.
     """
 
     part: Part

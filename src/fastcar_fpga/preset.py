@@ -24,9 +24,8 @@ Weights = Literal["lockstep", "multicast", "private"]
 
 
 class Scales(Entry):
-    """Scales of weights that lie apart: `size` of an output, read by one port of `port`, a piece after the other.
-
-    use: cycles of an output in which no more are read.
+    """Scales of weights that lie apart: `size` of an output, read by one port of `port`, a piece after the other; for
+    `use` cycles of an output none is read.
     """
 
     size: Annotated[Constant, In("bytes/output")]
@@ -279,9 +278,8 @@ class Preset(Entry):
 
 
 def load_preset(name: str) -> Preset:
-    """A shipped preset by name or a YAML file by path. Raises RequestError naming file and key.
-
-    `base` names the preset whose keys hold where the file has no others.
+    """A shipped preset by name or a YAML file by path, over the keys of its `base`. Raises RequestError naming file and
+    key.
     """
     folder = preset_folder() / "fpga"
     data, path = read_preset("accelerator preset", name, fpga_presets(), folder)

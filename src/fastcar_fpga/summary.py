@@ -1,7 +1,6 @@
 """One run on an accelerator as a document: against dense decoding, static mapping and the ideal, and its energy.
 
-There are two energy models. `constant`: board power times time, which is what the published efficiencies
-imply. `activity`: what moves and computes times its price, plus the board's idle power.
+Energy is `constant`, board power times time, or `activity`: what moves and computes times its price, and idle power.
 """
 
 from __future__ import annotations
@@ -115,10 +114,7 @@ class Comparison:
 
 
 def compare(emulator: Emulator, replayed: NDArray[np.bool_], windows: Windows | None = None) -> Comparison:
-    """Emulate decisions [layers, rows, T*N - 1] under every scheduler, in passes of one token or in these.
-
-    Raises RequestError for passes with more input tokens than the Index Register has bits.
-    """
+    """Emulate decisions [layers, rows, T*N - 1] under every scheduler, in passes of one token or in these."""
     replay, dense = emulator.run(replayed), emulator.run(replayed, "static", dense=True)
     if windows is None:
         slots, tokens = replayed, np.broadcast_to(np.arange(replayed.shape[2]), replayed.shape[1:])

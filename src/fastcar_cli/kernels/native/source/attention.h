@@ -16,7 +16,7 @@ struct HeadCache {
     const char *keys, *values, *next;
 };
 
-// What an input attends to: the first `slots` slots, of them those that mask says (null: all).
+// What an input attends to: the first `slots` slots that mask shows (null: all).
 struct Seen {
     int64_t slots;
     const uint8_t* mask;

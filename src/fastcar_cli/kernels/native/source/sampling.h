@@ -35,7 +35,7 @@ class Buckets {
     }
 
     // Leaves only the first k candidates and those whose logits equal the k-th one's.
-    void keep_first(int64_t k) {
+    void leave_first(int64_t k) {
         int b = 0;
         for (; k > counts_[b]; b++) k -= counts_[b];
         int64_t count = members(b);
@@ -126,14 +126,14 @@ int64_t sample(const float* logits, int64_t n, float uniform, const Sampling& se
     }
     if (settings.temperature == 0) return best;
     Buckets buckets(logits, n, logits[best], float(settings.temperature), memory);
-    if (settings.top_k > 0 && settings.top_k < n) buckets.keep_first(settings.top_k);
-    double kept = buckets.mass(), sum;
+    if (settings.top_k > 0 && settings.top_k < n) buckets.leave_first(settings.top_k);
+    double total = buckets.mass(), sum;
     if (top_p < 1) {
         // The candidate that crosses top-p stays, so at least one does.
-        double least = top_p * kept;
-        buckets.find([&](double mass) { return settings.strict ? mass > least : mass >= least; }, kept);
+        double least = top_p * total;
+        buckets.find([&](double mass) { return settings.strict ? mass > least : mass >= least; }, total);
     }
-    return buckets.find([&](double mass) { return mass > uniform * kept; }, sum).code;
+    return buckets.find([&](double mass) { return mass > uniform * total; }, sum).code;
 }
 
 }  // namespace

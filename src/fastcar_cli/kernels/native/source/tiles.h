@@ -65,15 +65,15 @@ INLINE void dot(const char* w, int64_t row, int64_t n, PrefetchDistance ahead, c
             }
         }
     };
-    int64_t lines = n / line_weights, split = ahead.split < lines ? ahead.split : lines;
-    for (int64_t c = 0; c < split; c++) {
-        for (int j = 0; j < R && prefetches; j++) prefetch(w + j * row + c * CACHE_LINE + ahead.near);
-        multiply_line(w + c * CACHE_LINE, row, x + c * line_weights);
-    }
-    for (int64_t c = split; c < lines; c++) {
-        for (int j = 0; j < R && prefetches; j++) prefetch(w + j * row + c * CACHE_LINE + ahead.far);
-        multiply_line(w + c * CACHE_LINE, row, x + c * line_weights);
-    }
+    auto multiply_lines = [&](int64_t begin, int64_t end, int64_t distance) __attribute__((always_inline)) {
+        for (int64_t c = begin; c < end; c++) {
+            for (int j = 0; j < R && prefetches; j++) prefetch(w + j * row + c * CACHE_LINE + distance);
+            multiply_line(w + c * CACHE_LINE, row, x + c * line_weights);
+        }
+    };
+    int64_t lines = n / line_weights, split = min(ahead.split, lines);
+    multiply_lines(0, split, ahead.near);
+    multiply_lines(split, lines, ahead.far);
     if (int64_t tail = n % line_weights) {
         char last[R * CACHE_LINE] = {};
         for (int j = 0; j < R; j++)
@@ -166,24 +166,22 @@ __attribute__((noinline)) void multiply_rows(Weights w, int64_t n, int64_t first
     constexpr int64_t lines_ahead = PREFETCH_LINES / R;
     int64_t lines = w.row / CACHE_LINE, groups = 0, within = 0;
     if (lines) groups = lines_ahead / lines, within = lines_ahead % lines;
-    int64_t to_read_next = read_next - (w.at + last * w.row);
-    int64_t o = first;
+    int64_t to_read_next = read_next - (w.at + last * w.row), o = first;
+    auto multiply = [&](auto tile_rows, PrefetchDistance ahead) __attribute__((always_inline)) {
+        for_input_tiles<N>(rows, 0, [&](auto tile, int64_t r) __attribute__((always_inline)) {
+            dot<Format, tile_rows.count, tile.count>(w.at + o * w.row, w.row, n, ahead, x.at + r * x.step, x.step,
+                                                     y + r * y_step + o, y_step);
+        });
+    };
     for (; o + R <= last; o += R) {
         int64_t left = (last - o) / R - 1;
         PrefetchDistance ahead{lines - within, groups * R * w.row + within * CACHE_LINE,
                                (groups + 1) * R * w.row + (within - lines) * CACHE_LINE};
         if (groups > left) ahead.near += to_read_next;
         if (groups + 1 > left) ahead.far += to_read_next;
-        for_input_tiles<N>(rows, 0, [&](auto tile, int64_t r) __attribute__((always_inline)) {
-            dot<Format, R, tile.count>(w.at + o * w.row, w.row, n, ahead, x.at + r * x.step, x.step, y + r * y_step + o,
-                                       y_step);
-        });
+        multiply(Count<R>{}, ahead);
     }
-    for (; o < last; o++)
-        for_input_tiles<N>(rows, 0, [&](auto tile, int64_t r) __attribute__((always_inline)) {
-            dot<Format, 1, tile.count>(w.at + o * w.row, w.row, n, PrefetchDistance{lines, 0, 0}, x.at + r * x.step,
-                                       x.step, y + r * y_step + o, y_step);
-        });
+    for (; o < last; o++) multiply(Count<1>{}, {lines, 0, 0});
 }
 
 // As above for quantised inputs. Long weight rows are read one at a time where the inputs stay in the L1 cache; else
