@@ -1,1 +1,1 @@
-"""Measuring around the engine: where time goes, what replay buys, plots."""
+"""Measuring around the engine: where time goes, what replay and drafts can save."""

@@ -100,10 +100,8 @@ def _own_dtype(model: str, default: str) -> str:
     if len(formats) != 1:
         return default
     if formats[0] not in DTYPES:
-        raise RequestError(
-            f"--model {model}: its weights are {formats[0]}, the modules that are timed are in floats",
-            hint="profile the model it was converted from, or a run: --decode",
-        )
+        said = f"--model {model}: its weights are {formats[0]}, the modules that are timed are in floats"
+        raise RequestError(said, hint="profile the model it was converted from, or a run: --decode")
     return formats[0]
 
 

@@ -52,12 +52,8 @@ def parse_lengths(text: str, option: str = "seq") -> list[int]:
         match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(k?)\s*", part, re.IGNORECASE)
         value = float(match[1]) * (1024 if match[2] else 1) if match else 0.0
         if value < 1 or value != int(value) or value > 2**20:
-            raise RequestError(
-                f"{part.strip()!r} is not a length",
-                key=option,
-                value=text,
-                allowed="1 to 1024k tokens, such as 2k,4096,0.5k",
-            )
+            allowed = "1 to 1024k tokens, such as 2k,4096,0.5k"
+            raise RequestError(f"{part.strip()!r} is not a length", key=option, value=text, allowed=allowed)
         lengths.append(int(value))
     return lengths
 
@@ -89,11 +85,10 @@ def random_shape(spec: Spec, dtype: str, device: str, rows: int, longest: int) -
     free = free if device.startswith("cuda") else min(BUDGET, free)
     layers = min(decoder.layers, (free - rest) // (layer + cache))
     if layers < 1:
-        raise RequestError(
-            f"one layer at {longest} tokens does not fit: {gib(rest)} beside the layers + {gib(layer)} a layer + "
-            f"{gib(cache)} caches a layer with {rows} rows = {gib(rest + layer + cache)}, {gib(free)} may be used",
-            hint=("a smaller ", Key("seq"), ", fewer ", Key("rows"), ", or ", Key("dtype"), " bfloat16"),
-        )
+        needs = f"{gib(rest)} beside the layers + {gib(layer)} a layer + {gib(cache)} caches a layer with {rows} rows"
+        hint = ("a smaller ", Key("seq"), ", fewer ", Key("rows"), ", or ", Key("dtype"), " bfloat16")
+        whole = f"{needs} = {gib(rest + layer + cache)}, {gib(free)} may be used"
+        raise RequestError(f"one layer at {longest} tokens does not fit: {whole}", hint=hint)
     network = empty_network(replace(spec, decoder=replace(decoder, layers=int(layers))))
     stored = WeightFormat(dtype, DTYPES[dtype]).on(network)
     shapes = {name: like.shape for name, like in network.state_dict().items()}

@@ -109,11 +109,6 @@ class Session:
             notices.append(f"shard {request.shard} has nothing to do: {grouped}")
         return cls(request, worker, grid, groups, notices)
 
-    @property
-    def shard(self) -> tuple[int, int] | None:
-        """(k, n) of `--shard`."""
-        return None if self.request.shard is None else parse_shard(self.request.shard)
-
     def fingerprint(self) -> dict[str, Any]:
         """Everything that changes a cell apart from its own parameters, as flat keys."""
         request, pipe = self.request, self.worker.base
@@ -139,10 +134,10 @@ class Session:
     @contextlib.contextmanager
     def opened(self, folder: Path) -> Iterator[Store]:
         """The store of a folder, locked, claimed for this configuration and read. Raises RequestError."""
-        store = Store.make(folder)
-        with lock_folder(folder, self.shard):
+        store, shard = Store.make(folder), self.request.shard
+        with lock_folder(folder, None if shard is None else parse_shard(shard)):
             store.claim(self.fingerprint(), self.grid)
-            if self.shard is None:
+            if shard is None:
                 store.clean()
             store.read()
             yield store
@@ -185,7 +180,7 @@ class Session:
         """Write tables, names of `--names` and report; the results, what was written, notes for the user."""
         written: list[str] = []
         with master(store.folder):
-            if self.shard is not None:
+            if self.request.shard is not None:
                 store.read()
                 # Another shard may have joined axes of its own.
                 store.compare(self.fingerprint())
@@ -206,7 +201,7 @@ def _task_of(group: Group, repeats: int, store: Store) -> Task | None:
         return None
     known = frozenset(c for c in cells if store.runs(c))
     alone = group[0] not in cells and len(known) < len(cells)
-    return Task(cells, known, store.frames(group[0]) if alone else None)
+    return Task(cells, known, store.arrays(f"{group[0].id}.npz")["frames"] if alone else None)
 
 
 def _named_clips(inputs: ClipFiles, pipe: VideoPipeline) -> dict[str, Clip]:

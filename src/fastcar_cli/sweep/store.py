@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -173,10 +172,17 @@ class Store:
             before, self.axes = dict(data["fingerprint"]), checked(Grid, data["plan"], self.file, "plan")
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise RequestError(f"{self.file} is damaged: {e}", hint="restore it, or sweep into a new folder") from None
-        differs = difference(before, fingerprint)
-        if differs is not None:
-            hint = "name a new folder, or use the configuration of that sweep"
-            raise RequestError(f"{self.folder}: holds a sweep of another configuration: {differs}", hint=hint)
+        for key in sorted({*before, *fingerprint}):
+            was, now = before.get(key, "absent"), fingerprint.get(key, "absent")
+            # A sweep may add `--backend fpga-sim` later.
+            if was == now or (key == "backend.preset" and "absent" in (was, now)):
+                continue
+            other = key in ("model weights", "lpips weights", "backend.preset")
+            differs = f"{key} has other contents" if other else f"{key} was {was!r} there and is {now!r} now"
+            raise RequestError(
+                f"{self.folder}: holds a sweep of another configuration: {differs}",
+                hint="name a new folder, or use the configuration of that sweep",
+            )
         return before
 
     def clean(self) -> None:
@@ -238,10 +244,6 @@ class Store:
         write_whole(self.cells_folder / f"{name}.json", json.dumps(document, indent=1, ensure_ascii=False) + "\n")
         self.cells[name] = document
 
-    def frames(self, reference: Cell) -> NDArray[np.uint8]:
-        """Decoded frames of a finished dense cell. Raises RunError."""
-        return self.arrays(f"{reference.id}.npz")["frames"]
-
     def arrays(self, name: str) -> dict[str, NDArray[Any]]:
         """A file of arrays among the cells. Raises RunError."""
         file = self.cells_folder / name
@@ -249,16 +251,3 @@ class Store:
             return read_arrays(file)
         except (OSError, ValueError) as e:
             raise RunError(f"{file} can't be read: {e}", hint="the same command makes it again") from None
-
-
-def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """The first difference of two configurations in words, or None; a sweep may add `--backend fpga-sim` later."""
-    for key in sorted({*before, *now}):
-        if key == "backend.preset" and not (key in before and key in now):
-            continue
-        was, is_ = before.get(key, "absent"), now.get(key, "absent")
-        if was != is_:
-            if key in ("model weights", "lpips weights", "backend.preset"):
-                return f"{key} has other contents"
-            return f"{key} was {was!r} there and is {is_!r} now"
-    return None
