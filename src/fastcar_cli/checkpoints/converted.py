@@ -40,11 +40,7 @@ _WEIGHTS = ("blocks", "projector", "depth")
 
 @dataclass(frozen=True)
 class Converted:
-    """What config.json of a converted folder says.
-
-    `text` is the vocabulary of a `PhraseTokenizer`, None for LLaMA's tokenizer; `source` is the model it was made from:
-    name, digest of its weights, commit.
-    """
+    """What config.json of a converted folder says; `text` is a `PhraseTokenizer`'s, None with LLaMA's tokenizer."""
 
     form: WeightFormat
     spec: Spec

@@ -25,13 +25,8 @@ BASE = 400 * 2**20
 _SIZES = ("weights", "kv_cache", "replay_cache", "base")
 
 
-def parameter_bytes(network: Network, itemsize: int, part: str = "") -> int:
-    """Bytes of the weights whose name contains `part`; a codebook shared by all depths counts once."""
-    return sum(p.numel() for name, p in network.named_parameters() if part in name) * itemsize
-
-
 def stored_bytes(network: Network, form: WeightFormat, part: str = "") -> int:
-    """As `parameter_bytes`, of weights in a format, scales included."""
+    """Bytes of the weights in a format, with scales, whose name contains `part`; a shared codebook counts once."""
     stored = form.on(network)
     return sum(stored.bytes_of(name, p.shape) for name, p in network.named_parameters() if part in name)
 
@@ -131,10 +126,7 @@ class Demand:
         return self.sinks if self.window else self.prompt_tokens - spec.layout.aligned(self.prompt_tokens)
 
     def bytes_of_kv(self, spec: Spec, itemsize: int, tokens: int) -> int:
-        """Bytes of keys and values of one head for the first tokens of a row.
-
-        In int8 the sinks or prompt and the last tokens are floats, the others have a float32 scale each.
-        """
+        """Bytes of keys and values of one head for the first tokens of a row; in int8 some are floats."""
         width, floats = spec.decoder.head_dim, tokens
         if self.kv_dtype == "int8":
             floats = min(tokens, self.first(spec) + recent(spec.tokens_per_frame) + 1)
@@ -212,10 +204,7 @@ def default_dtype(device: str) -> str:
 
 
 def choose_dtype(dtype: str, device: str, plans: dict[str, MemoryPlan]) -> str:
-    """The dtype of a run: the requested one, else the device's own, or bfloat16 on a CPU where float32 does not fit.
-
-    Raises RequestError where it does not fit, for a dtype without a plan, and for bfloat16 on a GPU that lacks it.
-    """
+    """The requested dtype, else the device's own, or bfloat16 where float32 does not fit. Raises RequestError."""
     own = default_dtype(device)
     if dtype not in ("auto", *plans):
         raise no_such_dtype(dtype, plans)

@@ -76,7 +76,6 @@ def pull(name: Name) -> None:
 def _line(name: str) -> dict[str, Any]:
     """A model's row."""
     from fastcar_cli.checkpoints.hub import here, repository_of, revision_of
-    from fastcar_cli.checkpoints.memory_plan import parameter_bytes
     from fastcar_cli.checkpoints.names import BUNDLED
     from fastcar_cli.checkpoints.open import spec_of
     from fastcar_cli.models.checkpoint import empty_network
@@ -95,5 +94,5 @@ def _line(name: str) -> dict[str, Any]:
         "makes": f"{spec.frames} frames of {width} x {height}, {spec.fps} a second",
         "from": repository or ("the package" if name in BUNDLED else "a folder"),
         "here": repository is None or here(repository, revision_of(name)),
-        "parameters": parameter_bytes(empty_network(spec), 1),
+        "parameters": empty_network(spec).parameter_count(),
     }

@@ -106,7 +106,7 @@ class Walk:
     """The tokens of a calibration on their way through the network.
 
     rows: token ids, conditional rows first; codes int64 [P, tokens, depth]. States, one a row, are float32 [tokens,
-    width]: the prompt's and all visual tokens but the last, which nothing follows.
+    width], without the last token's.
     """
 
     def __init__(

@@ -53,8 +53,8 @@ class Result:
 class Conversion:
     """The conversion of a source into `folder`, in a format and with a specification that may be wider.
 
-    With a `calibration` matrices are rounded for the inputs that they meet. Raises RequestError where the folder is
-    there already or its parent is not, and for prompts that the model can't take.
+    Raises RequestError where the folder is there already or its parent is not, and for prompts of a calibration that
+    the model can't take.
     """
 
     def __init__(
@@ -105,8 +105,7 @@ class Conversion:
     def run(self, on_progress: Progress = lambda what, done, total: None) -> Result:
         """Convert, and report to `on_progress`.
 
-        Raises RequestError for a working folder of another conversion or one that another process works in, RunError
-        where the disk has no room or a file can't be written; finished shards stay.
+        Raises RequestError for a working folder of another conversion or process, RunError for files that fail.
         """
         began = time.perf_counter()
         working = working_folder(self._folder)

@@ -57,10 +57,7 @@ class Source:
 
 
 def padded(spec: Spec, dtype: str) -> Spec:
-    """The specification with an MLP width that int4 can divide into groups.
-
-    Zeros instead of weights make no difference: what they add to gate and up is silu(0) * 0 = 0.
-    """
+    """The specification with an MLP width that int4 can divide into groups; its zeros add silu(0) * 0 = 0."""
     if dtype != "int4":
         return spec
     width = -(-spec.decoder.mlp_width // GROUP) * GROUP

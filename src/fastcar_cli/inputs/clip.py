@@ -79,10 +79,7 @@ class Excerpt:
 
 
 def read_clip(path: Path, wanted: Wanted, actions: Path | None = None, key: str | None = None) -> Excerpt:
-    """Read from an input what a model wants, actions from their own file or an .npz input; `key` of frames in .npz.
-
-    Raises RequestError for what can't be read, too few frames, and actions that are missing, unwanted or do not fit.
-    """
+    """Read what a model wants of an input, with actions from their file or an .npz input. Raises RequestError."""
     if actions is not None and not wanted.actions:
         said = f"the model {wanted.model!r} takes no actions"
         raise RequestError(said, key="actions", value=actions, hint="leave them out")
@@ -123,9 +120,9 @@ def _chosen(path: Path, wanted: Wanted, key: str | None) -> tuple[list[tuple[int
 
 
 def cropped(image: Image8OrFloat, height: int, width: int) -> Pixels:
-    """A frame [h, w, 3] of values 0 .. 255 as float32 [height, width, 3] in 0 .. 1: resized to cover, then its centre.
+    """The centre of a frame [h, w, 3], `resized` to cover height and width, float32 in 0 .. 1.
 
-    Sides are rounded up, bilinear with antialias, as Cosmos-Predict1 does (inference_utils.resize_input).
+    Sides are rounded up, as Cosmos-Predict1 does (inference_utils.resize_input).
     """
     h, w = image.shape[:2]
     ratio = max(width / w, height / h)
@@ -176,10 +173,7 @@ WORDS = 512
 
 
 def read_embedding(path: Path) -> NDArray[np.float32]:
-    """The one array of a .npy, .npz, .safetensors or .pt file, [n, width] or [1, n, width], as [`WORDS`, width].
-
-    Zeros follow it. Raises RequestError for any other file, for more rows, and for numbers that are not finite.
-    """
+    """The one array [n, width] or [1, n, width] of a file with zeros up to [`WORDS`, width]. Raises RequestError."""
     try:
         require_regular(path, MOST_TEXT)
         if path.suffix == ".safetensors":

@@ -51,10 +51,7 @@ class Clip:
 
 @dataclass(frozen=True, eq=False)
 class TokenisedClip:
-    """Context frames as the ids that a model's tokenizer gave, so that their video can be made again without them.
-
-    `ids` are those of the prompt; the rest is as in a `Clip`. Raises RequestError for other actions.
-    """
+    """As a `Clip`, of which the context frames are ids of the model's tokenizer, as recipes hold them."""
 
     ids: tuple[int, ...]
     actions: NDArray[np.float32] | None = None
@@ -129,10 +126,7 @@ def first_of(notices: Sequence[str]) -> list[str]:
 
 
 def clips_of(inputs: Any, actions: Any = None) -> list[Clip]:
-    """Clips from arrays or tensors, frames [rows, S, H, W, 3] as those of a `Clip` and actions [rows, S, A].
-
-    Raises RequestError for other shapes.
-    """
+    """Clips from arrays or tensors, frames [rows, S, H, W, 3] and actions [rows, S, A]. Raises RequestError."""
     frames = np.asarray(inputs)
     moves = None if actions is None else np.asarray(actions, dtype=np.float32)
     if frames.ndim != 5:

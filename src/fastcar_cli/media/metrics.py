@@ -103,11 +103,10 @@ def beside(truth: Images, predicted: Images) -> Images:
 
 
 def compare(predicted: Images, truth: Images, context: int) -> dict[str, Any]:
-    """How far the predicted frames of a clip are from the true ones, in total and frame by frame.
+    """How far the frames of a clip after its `context` are from the true ones, in total and frame by frame.
 
-    The `context` frames at the beginning of both, which are given, are not counted. PSNR (dB, None: identical) is that
-    of all predicted pixels together, SSIM and the temporal error are means over frames. All totals are None where no
-    frame was predicted. Raises ValueError for clips of different shapes.
+    PSNR (dB, None: identical) is that of all pixels together, SSIM and the temporal error are means over frames. Totals
+    are None where no frame was predicted. Raises ValueError for clips of different shapes.
     """
     if predicted.shape != truth.shape:
         raise ValueError(f"predicted {list(predicted.shape)}, truth {list(truth.shape)}")

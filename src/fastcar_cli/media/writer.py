@@ -1,7 +1,4 @@
-"""Frames and the recipe to a file: MP4 (H.264), GIF, or a folder of PNGs, by the suffix of the name.
-
-Frames go to a hidden file beside it, which is renamed when it is whole.
-"""
+"""Frames and the recipe to an MP4 (H.264), GIF or folder of PNGs: a hidden file that is renamed when it is whole."""
 
 from __future__ import annotations
 
@@ -43,9 +40,9 @@ MOST_GIF_FPS = 50
 
 
 def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> None:
-    """Check, before any work, that a video can be written under a name at a frame rate. Raises RequestError.
+    """Check before any work that a video can be written; parents may be missing. Raises RequestError.
 
-    Parent folders may be missing. Without `force`, files that fastcar did not write are refused.
+    Without `force`, files that fastcar did not write are refused.
     """
     if str(path) == os.devnull:
         return

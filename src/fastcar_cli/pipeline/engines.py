@@ -1,7 +1,4 @@
-"""Run tasks in this process, or on a Ray cluster, which repeats the task of a lost worker.
-
-Only this process writes files, so workers need no shared disk.
-"""
+"""Run tasks in this process, or on a Ray cluster without a shared disk, which repeats tasks of lost workers."""
 
 from __future__ import annotations
 
@@ -94,10 +91,7 @@ def _knock(address: str, where: Text) -> None:
 
 
 class _RayEngine(Engine):
-    """Tasks in flight on a cluster: a running one at `address`, else one of this machine's cores.
-
-    `workers` bounds how many run at once; without it, as many as the cluster has room for.
-    """
+    """Tasks on a cluster, the one at `address` or one of this machine's cores, at most `workers` at once."""
 
     def __init__(self, worker: TaskWorker, address: str | None, workers: int | None) -> None:
         """Connect. Raises RequestError where Ray is not installed or no cluster answers."""

@@ -125,10 +125,9 @@ class VideoPipeline:
         on_load: Callable[[int, int], None] | None = None,
         checkpoint: Checkpoint | None = None,
     ) -> VideoPipeline:
-        """Load the model that the configuration names, where and in the dtype it says, for `videos` at once.
+        """Load the model of a configuration for `videos` at once; `checkpoint` is that of the model, if already open.
 
-        `on_load(bytes, total)` reports the loading of a large model; `checkpoint` is that of the model, if already
-        open. Raises RequestError for what can't be done here, memory included.
+        `on_load(bytes, total)` reports the loading of a large model. Raises RequestError for what can't be done here.
         """
         began = time.perf_counter()
         device, bundled = resolve_device(config.runtime.device), config.model in BUNDLED
@@ -174,10 +173,7 @@ class VideoPipeline:
         return 1 if self.settings.sampling.cfg == 1.0 else 2
 
     def notices(self, prompts: Sequence[Prompt]) -> list[str]:
-        """What a user should know before the run, such as words that the model does not know.
-
-        Raises RequestError for a prompt that the model can't take.
-        """
+        """What a user should know before the run. Raises RequestError for a prompt that the model can't take."""
         if not hasattr(self, "model"):
             raise RequestError("the pipeline is closed", hint="load it again")
         notices = []

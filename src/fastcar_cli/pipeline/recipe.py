@@ -1,7 +1,4 @@
-"""The recipe that a video carries: what decides its tokens and look, and no path, device or number of threads.
-
-Of a stranger's recipe nothing else is taken.
-"""
+"""The recipe of a video: all that decides its tokens and look, and no path, device or number of threads."""
 
 from __future__ import annotations
 
@@ -30,10 +27,7 @@ _DECIDED = ("generation.seed", "generation.samples")
 def recipe_of(
     run: RunConfig, loaded: LoadedModel, source: Identity, prompt: Prompt, seed: int, ids: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """The recipe of one video of a resolved run: prompt, seed, settings, model and weights, version.
-
-    A prompt of frames is stored as its `ids`, actions and name: few bytes, which mean the same on every machine.
-    """
+    """The recipe of one video of a resolved run; a prompt of frames is stored as its `ids`, actions and name."""
     model, preset = run.model, run.backend.preset
     settings = {k: v for k, v in flat(run.to_dict()).items() if k.startswith(_TAKEN)}
     settings["runtime.dtype"] = loaded.network.weight_format
@@ -68,10 +62,7 @@ def prompt_of(recipe: dict[str, Any], source: str) -> Prompt:
 
 
 def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-    """Dotted keys to take from the recipe in `source` besides those `given` by the user, and notes for the user.
-
-    Raises RequestError where the recipe leaves open what has to be known, or holds what no run allows.
-    """
+    """Dotted keys to take from a recipe besides those `given`, and notes for the user. Raises RequestError."""
     settings = flat(current(recipe["settings"]))
     taken = {k: v for k, v in settings.items() if k.startswith(_TAKEN) and k not in given}
     model, preset = settings.get("model"), settings.get("backend.preset")

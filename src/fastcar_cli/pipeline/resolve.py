@@ -36,10 +36,7 @@ T = TypeVar("T")
 
 
 def resolve(model: LoadedModel, config: RunConfig) -> RunConfig:
-    """The configuration with the model's choice for all that is open but `generation.seed`.
-
-    Raises RequestError for what this model can't do.
-    """
+    """Fill in the model's choice for all but `generation.seed`. Raises RequestError for what it can't do."""
     spec, own, replay, draft = spec_in(model, config), model.defaults, config.replay, config.draft
     frames = spec.frames if config.generation.frames is None else config.generation.frames
     _check_frames(model.name, spec, frames)

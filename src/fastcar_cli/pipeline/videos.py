@@ -34,10 +34,7 @@ class Video:
     recipe: dict[str, Any]
 
     def save(self, path: str | Path, scale: int = 1) -> Path:
-        """Write an MP4, GIF or folder of PNGs, each pixel `scale` times as large; an existing file is replaced.
-
-        Raises RequestError for another kind of name.
-        """
+        """Write or replace an MP4, GIF or folder of PNGs, `scale` times as large. Raises RequestError."""
         from fastcar_cli.media import open_writer
 
         with open_writer(Path(path), fps=self.fps, scale=scale, recipe=self.recipe) as writer:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastcar_cli.checkpoints.memory_plan import MemoryPlan, available_bytes, gib, parameter_bytes
+from fastcar_cli.checkpoints.memory_plan import MemoryPlan, available_bytes, gib
 from fastcar_cli.config.run_config import RunConfig
 from fastcar_cli.config.tau import OFF, Tau
 from fastcar_cli.decoding.batch import DecodeSettings
@@ -76,9 +76,9 @@ class Shape:
 def random_shape(spec: Spec, dtype: str, device: str, rows: int, longest: int) -> Shape:
     """A network of the true widths with random weights and as many layers as fit; RequestError where none does."""
     size, decoder = DTYPES[dtype].itemsize, spec.decoder
-    one = empty_network(replace(spec, decoder=replace(decoder, layers=1)))
-    layer = parameter_bytes(one, size, "llm.layers.")
-    rest = parameter_bytes(one, size) - layer
+    one = empty_network(replace(spec, decoder=replace(decoder, layers=1))).to(DTYPES[dtype])
+    layer = one.weights_bytes("llm.layers.")
+    rest = one.weights_bytes() - layer
     numbers = 2 * (longest + 128) * decoder.kv_heads * decoder.head_dim + spec.tokens_per_frame * decoder.width
     cache = rows * numbers * size
     free = int(0.7 * available_bytes(device))

@@ -177,10 +177,7 @@ def write_whole(
     new: bool = False,
     hint: str = "finished files stay",
 ) -> None:
-    """Write a file, by a function of its path or from data, under a hidden name and `publish` it.
-
-    Raises RunError, with the hint, and leaves what was there.
-    """
+    """Write a file under a hidden name and `publish` it. Raises RunError, with the hint, and leaves what was there."""
     temporary: Path | None = None
     with uninterrupted():
         try:
@@ -196,8 +193,7 @@ def write_whole(
             raise RunError(f"{path} could not be written: {e.strerror or e}", hint=hint) from None
         finally:
             if temporary is not None:
-                with contextlib.suppress(OSError):
-                    temporary.unlink(missing_ok=True)
+                _remove(temporary)
 
 
 @contextlib.contextmanager
@@ -296,10 +292,7 @@ def _folder() -> Path:
 
 
 def spooled(path: Path) -> Path:
-    """The path, or that of a copy of a pipe or of standard input (also `-`), which lasts until the program ends.
-
-    Raises RequestError for more than a gigabyte.
-    """
+    """The path, or that of a copy of a pipe or `-` until the program ends. Raises RequestError above a gigabyte."""
     given, path = str(path), Path("/dev/stdin") if str(path) == "-" else path
     try:
         standard = path.parent in (Path("/dev"), Path("/dev/fd")) and path.name in ("stdin", *map(str, range(1024)))

@@ -17,10 +17,7 @@ NEEDED = (Path("/proc/cpuinfo"), Path("/proc/meminfo"))
 
 
 def _groups() -> Iterator[Path]:
-    """Folders of the process's control groups of version 2, its own and those above.
-
-    In a container the path may be the host's, of which only the root is mounted.
-    """
+    """Folders of the process's control groups; in a container, only the root may be mounted."""
     with contextlib.suppress(OSError):
         for line in OWN.read_text(encoding="utf-8").splitlines():
             if line.startswith("0::/"):

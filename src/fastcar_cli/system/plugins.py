@@ -1,8 +1,7 @@
-"""What other packages add to fastcar, by entry points: commands, and worlds of which videos can be judged.
+"""What other packages, such as fastcar_lab, add to fastcar by entry points of three groups.
 
-An entry of the group `fastcar.commands` is a Typer program that becomes `fastcar NAME`; one of `fastcar.fpga` is a
-function that `fastcar fpga` calls; one of `fastcar.worlds` is a function as `Recogniser` describes. The laboratory,
-fastcar_lab, brings all of them.
+`fastcar.commands` has Typer programs that become `fastcar NAME`, `fastcar.fpga` functions that `fastcar fpga` calls,
+`fastcar.worlds` a `Recogniser` of worlds whose videos can be judged.
 """
 
 from __future__ import annotations

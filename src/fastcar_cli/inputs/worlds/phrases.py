@@ -128,10 +128,7 @@ class PhraseTokenizer:
         return tuple(self._ids[t] for t in ("<bos>", *padding, *tokens, "<vi_start>"))
 
     def notices(self, prompt: Prompt, model: str) -> list[str]:
-        """Words the model does not know, with near ones, and attributes named twice.
-
-        Raises RequestError for a prompt without a single known word.
-        """
+        """Unknown words with near ones, and attributes named twice. Raises RequestError where no word is known."""
         prompt = text_of(prompt, f"the model {model!r}")
         reading = self.read(prompt)
         if not reading.tokens:

@@ -22,9 +22,8 @@ GRAVITY = 4
 class Body:
     """What decides a thing's path.
 
-    `reach`: px from its middle to what touches it; `x`, `y`: px on the ground at frame 0, right and towards the viewer;
-    `vx`, `vy`: px a frame; `turn`: steps of 15 degrees, `spin`: steps a frame; `hop`: px a frame as it leaves the
-    ground.
+    `reach`: px to what touches it; `x`, `y`: px on the ground at frame 0, right and towards the viewer; `vx`, `vy`: px
+    a frame; `turn`: steps of 15 degrees, `spin`: steps a frame; `hop`: px a frame as it leaves the ground.
     """
 
     reach: int

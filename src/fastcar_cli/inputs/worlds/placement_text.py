@@ -73,10 +73,7 @@ class PlacementTokenizer(PhraseTokenizer):
         self._deeds = set(self._drawable).difference(self.things, looks, self._attributes)
 
     def _arranged(self, words: list[str]) -> list[str]:
-        """The words with looks before their thing: "a ball that is red and small" as "a red and small ball".
-
-        Several things of a kind become one after another, and things said not to move do not move.
-        """
+        """The words with looks before their thing, as "a red ball" of "a ball that is red", and things one by one."""
         text = " ".join(words)
         for said, meant in _SAID_OTHERWISE.items():
             text = re.sub(rf"\b{said}\b", meant, text)
@@ -168,10 +165,7 @@ class PlacementTokenizer(PhraseTokenizer):
         return Reading(self.ids_of(tokens), tuple(tokens), reading.unknown, tuple(drawn.elements()))
 
     def notices(self, prompt: Prompt, model: str) -> list[str]:
-        """Words the model does not know, and what it draws instead of a scene without a placement.
-
-        Raises RequestError as its base does, and for no thing or too many.
-        """
+        """As its base, and what is drawn instead of a scene without placement. Raises for no or too many things."""
         notices = super().notices(prompt, model)
         text = text_of(prompt, f"the model {model!r}")
         reading = self.read(text)
