@@ -80,10 +80,7 @@ def _ends_as_stopped() -> Iterator[None]:
 
 
 class Commands(TyperGroup):
-    """The commands of this package and those that others add, which are looked for only when they are needed.
-
-    A command may have a name of two words: `fastcar fpga rtl` beside `fastcar fpga`.
-    """
+    """The commands of this package, with names of one or two words, and those that other packages add."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

@@ -76,10 +76,7 @@ _UNUSUAL = re.compile(r"(?=.*\d)(?=.*[_\u0080-\U0010ffff])[-+.,\d_eE]+")
 
 
 class Command(TyperCommand):
-    """A command that refuses empty values and names flags in the library's errors.
-
-    Typer alone takes `-o ""` as the current folder, and knows no `replay.tau` by its --tau.
-    """
+    """A command that refuses empty values (typer takes `-o ""` as the current folder) and names flags in errors."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)

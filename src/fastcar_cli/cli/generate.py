@@ -124,9 +124,7 @@ def _seeds_of(run: RunConfig, listed: bool) -> Sequence[int]:
 
 
 def _notes_on(pipe: VideoPipeline, recipe: dict[str, Any] | None, earlier: Path | None) -> list[str]:
-    """What to say of a loaded model: options that it has no use for, kernels that are missing, its terms, and other
-    weights than a recipe's.
-    """
+    """Notes on a loaded model: options without use, missing kernels, its terms, other weights than a recipe's."""
     from fastcar_cli.checkpoints.hub import licence, repository_of
     from fastcar_cli.kernels import native
     from fastcar_cli.pipeline.recipe import same_weights
@@ -161,10 +159,7 @@ def _without_effect(ctx: typer.Context, run: RunConfig) -> list[str]:
 
 
 def _dry_run(run: RunConfig, videos: int, at_once: int, as_json: bool, quiet: bool) -> None:
-    """Print files, sizes, memory, time and the replay ceiling; raises RequestError as the run would.
-
-    The time is that of all videos, the memory that of those decoded at once.
-    """
+    """Print files, memory of `at_once` videos, time of all and the replay ceiling; raises as the run would."""
     from fastcar_cli.checkpoints import hub
     from fastcar_cli.checkpoints.memory_plan import choose_dtype, default_dtype
     from fastcar_cli.checkpoints.names import BUNDLED
@@ -232,10 +227,7 @@ def _time(run: RunConfig, plan: MemoryPlan, spec: Spec, videos: int, at_once: in
 
 
 def _on_the_hub(model: str, repository: str) -> tuple[Path | None, dict[str, int]]:
-    """The folder of a model's configuration, and the sizes of its files by name; None without network and cache.
-
-    Raises RunError where the shapes of such a model are not known either.
-    """
+    """The folder of a model, None without network and cache, and sizes of files. Raises RunError for unknown shapes."""
     from fastcar_cli.checkpoints import hub
     from fastcar_cli.checkpoints.open import known
     from fastcar_cli.models.checkpoint import Released

@@ -73,10 +73,7 @@ fastcar train --minutes 60 --threads 2 -o mini-model""",
 
 
 def arrange(params: list[Any]) -> None:
-    """Sort the options of a command into groups, where they are many and all have one.
-
-    A help text may end with its default in brackets, which rich would take for a style.
-    """
+    """Sort options into groups where they are many and all have one; quote brackets, which rich takes for styles."""
     for param in params:
         if text := getattr(param, "help", None):
             param.help = text.replace(" [default: ", r" \[default: ")

@@ -46,10 +46,7 @@ _FILE = re.compile(r"\.(?:mp4|mov|mkv|webm|avi|gif|a?png|jpe?g|webp|avif|heic|np
 
 @dataclass(frozen=True)
 class Job:
-    """One video to make: its input, its seed, and the part of the user's clip that the input is from.
-
-    `source` names the line of a prompt that is from a file, `path` the video's own file where that is known before.
-    """
+    """One video to make; `source` names the line that its prompt is from, `path` its file where known before."""
 
     prompt: Prompt
     seed: int
@@ -65,10 +62,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Given:
-    """The user's inputs, not yet read: texts, each with the line of a file that it is from, or clips.
-
-    `recipe` is the prompt of an earlier video, `embedding` a text as vectors.
-    """
+    """The user's inputs, not yet read: texts with the line that each is from, clips, or an earlier video's prompt."""
 
     texts: list[tuple[str, str | None]]
     inputs: ClipFiles
@@ -106,10 +100,7 @@ class Given:
         return len(self.inputs.files or self.texts) or (self.recipe is not None)
 
     def check(self, ctx: typer.Context, run: RunConfig, spec: Spec, *, needed: bool) -> None:
-        """Refuse, before anything is loaded, what can't be, and what the model does not take. Raises RequestError.
-
-        `needed`: whether an input is required.
-        """
+        """Raise RequestError for inputs that the model does not take, and for none where one is `needed`."""
         from fastcar_cli.checkpoints.names import BUNDLED
 
         if not self.inputs:
@@ -142,10 +133,7 @@ class Given:
         return run.changed({"generation.context": 1}) if self.inputs.single() else run
 
     def jobs(self, pipe: VideoPipeline, seeds: Sequence[int], *, truth: bool) -> list[Job]:
-        """The videos to make, those of one input side by side. Raises RequestError for what can't be read.
-
-        With `truth` every frame of the videos has to be among the input's.
-        """
+        """The videos to make, those of an input side by side. Raises RequestError, `truth` for missing frames too."""
         if self.inputs:
             excerpts = self.inputs.read(pipe.spec, pipe.name, pipe.frames, whole=truth)
             clips = [replace(e.clip, frames=e.clip.frames[: pipe.context], text=self.embedding) for e in excerpts]
@@ -206,10 +194,7 @@ def folder_for(asked: GenerateOptions, videos: int) -> Path | None:
 
 
 def _texts_of(typed: list[str], file: Path | None) -> list[tuple[str, str | None]]:
-    """Prompts of the arguments and of the file, in this order, with the lines of those that are from the file.
-
-    Raises RequestError also for one that names a file.
-    """
+    """Prompts of arguments, then of the file, with their lines there. Raises RequestError also for a file's name."""
     for text in typed:
         if not text.strip():
             raise RequestError("the prompt is empty", hint="describe the video in a few words")
@@ -221,10 +206,7 @@ def _texts_of(typed: list[str], file: Path | None) -> list[tuple[str, str | None
 
 
 def accepted(jobs: list[Job], pipe: VideoPipeline, keep_going: bool, say: Callable[[str], None]) -> list[Job]:
-    """The jobs whose prompt the model takes; what a user should know of them goes to `say`, each once.
-
-    Without `keep_going` the first that it refuses ends the run. Raises RequestError, in the end if all are refused.
-    """
+    """The jobs whose prompt the model takes. Raises RequestError for a refused one; with `keep_going`, if all are."""
     from fastcar_cli.inputs.prompt import first_of
 
     words = {job.prompt for job in jobs if isinstance(job.prompt, str) and job.source is None}

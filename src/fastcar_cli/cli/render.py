@@ -94,9 +94,7 @@ def _written(thing: Any, form: str) -> str:
 
 
 def plain(text: str) -> str:
-    """A text that users or files gave, for a terminal: without control characters, which it would obey, and with pipes
-    by the names that they were given.
-    """
+    """A user's text for a terminal: without control characters, which it obeys, and pipes by their given names."""
     for copy, given in COPIES.items():
         text = text.replace(copy, given)
     return "".join(

@@ -16,18 +16,14 @@ T = TypeVar("T")
 
 
 def digits(text: str) -> str:
-    """A text that `int` or `float` is to read. Raises ValueError where they take more than people write as a number:
-    digits in groups (1_000), and digits of other scripts.
-    """
+    """A number's text; raises ValueError for digits in groups (1_000) or of other scripts, which `float` takes."""
     if "_" in text or not text.isascii():
         raise ValueError(text)
     return text
 
 
 def each_of(option: str, text: str, read: Callable[[str], T], what: str, allowed: str) -> tuple[T, ...]:
-    """The values of a text with commas between them. Raises RequestError for one that `read` refuses, or that is
-    repeated.
-    """
+    """Values of a text with commas between them. Raises RequestError for one that `read` refuses or is repeated."""
     values: list[T] = []
     for part in (p.strip() for p in text.split(",")):
         if not part:

@@ -94,10 +94,7 @@ def fpga_presets() -> list[str]:
 
 
 def read_preset(what: str, name: str, names: Sequence[str], folder: Path) -> tuple[dict[str, Any], Path]:
-    """The mapping in FOLDER/NAME.yaml for a name without a path, else in the file of that path, and its path.
-
-    `what` begins the sentence of a RequestError: what is requested, without the name.
-    """
+    """The mapping in FOLDER/NAME.yaml, or in the file of a path, and its path. `what` begins a RequestError."""
     path = Path(name)
     if "/" not in name and path.suffix not in (".yaml", ".yml"):
         if name not in names:

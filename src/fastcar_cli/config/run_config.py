@@ -54,10 +54,7 @@ class RunConfig(Section):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: Text | None = "configuration") -> RunConfig:
-        """Validate plain data. Raises RequestError that says where, with which key and value, and what is allowed.
-
-        Without `where` the keys are parameters that the caller gave one by one.
-        """
+        """Validate plain data. Raises RequestError for keys of `where`, or without it for parameters of the caller."""
         try:
             return cls.model_validate(current(data))
         except ValidationError as e:
@@ -239,10 +236,7 @@ def _known(key: str, where: Text) -> str:
 
 
 def later_wins(data: dict[str, Any], given: Collection[str]) -> None:
-    """Drop from `data`, of dotted keys, the one of `replay.tau` and `replay.ratio` that a later layer replaces.
-
-    `given` are the keys of that layer; it replaces one by giving the other.
-    """
+    """Drop from `data` the one of `replay.tau` and `replay.ratio` whose other is among the later keys `given`."""
     for key, other in (("replay.tau", "replay.ratio"), ("replay.ratio", "replay.tau")):
         if key in given and other not in given:
             data.pop(other, None)
