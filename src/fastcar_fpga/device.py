@@ -39,14 +39,11 @@ def In(unit: str, *, zero: bool = False, whole: bool = False, most: float = math
             return None
         if constant.unit != unit:
             raise ValueError(f"unit is {constant.unit!r}, needed: {unit!r}")
-        for wrong, needed in (
-            (constant.value == 0 and not zero, "above 0"),
-            (0 < constant.value < 1e-6, "at least 1e-06"),
-            (whole and bool(constant.value % 1), "an integer"),
-            (constant.value > most, f"at most {most:g}"),
-        ):
-            if wrong:
-                raise ValueError(f"value is {constant.value:g}, needed: {needed}")
+        value = constant.value
+        wrong = {"above 0": value == 0 and not zero, "at least 1e-06": 0 < value < 1e-6}
+        wrong |= {"an integer": whole and bool(value % 1), f"at most {most:g}": value > most}
+        if needed := next((needed for needed in wrong if wrong[needed]), ""):
+            raise ValueError(f"value is {value:g}, needed: {needed}")
         return constant
 
     return AfterValidator(check)

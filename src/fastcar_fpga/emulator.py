@@ -36,10 +36,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run on an accelerator under one scheduler.
-
-    by_core: cycles each core's MAC array multiplied; layer_cycles, layer_bytes [layers].
-    """
+    """A run under one scheduler. by_core: cycles each MAC array multiplied; layer_cycles, layer_bytes: [layers]."""
 
     scheduler: str
     components: dict[str, Totals]
@@ -55,10 +52,7 @@ class RunResult:
 
 
 class Emulator:
-    """An accelerator with a model's streams compiled for it.
-
-    Raises RequestError where weights and keys do not fit the card.
-    """
+    """An accelerator with a model's streams; raises RequestError where weights and keys do not fit the card."""
 
     def __init__(self, preset: Preset, work: Workload) -> None:
         check_memory(work, preset)

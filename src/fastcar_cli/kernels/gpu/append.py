@@ -143,11 +143,10 @@ def append(
 ) -> None:
     """Rotate q and k, append k and v to a layer's cache and, with a gate, decide which lines replay.
 
-    qkv [lines, (heads + 2 kv_heads) head_dim] unrotated; query [lines, heads, head_dim] takes the
-    rotated q; keys, values [rows, kv_heads, slots, head_dim]; ring [rows, kv_heads, N + 1, head_dim] with a
-    window, else the keys; cos, sin [tokens, rows, head_dim] by input token; token int64 [lines]. Rows are the
-    conditional ones of all videos, then the unconditional ones where there are any. Several inputs of a row are
-    appended in no order: with a window, where one takes the slot that another reads, a call takes one.
+    qkv [lines, (heads + 2 kv_heads) head_dim] unrotated; query [lines, heads, head_dim] takes the rotated q; keys,
+    values [rows, kv_heads, slots, head_dim]; ring [rows, kv_heads, N + 1, head_dim] with a window, else the keys; cos,
+    sin [tokens, rows, head_dim]; token int64 [lines]. Unconditional rows follow the conditional ones. With a window a
+    call takes one input of a row, as its slot may be one that another input reads.
     """
     lines, heads, d = query.shape
     rows, kv = keys.shape[:2]

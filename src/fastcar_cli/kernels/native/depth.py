@@ -1,7 +1,6 @@
-"""Drawing the codes of a token with the depth transformer.
+"""Drawing the codes of a token: its blocks have LayerNorm with eps 1e-5, attention over the depths so far, and GELU.
 
-Its blocks have LayerNorm with eps 1e-5, attention over the depths so far, and GELU. A model without a depth transformer
-has one code per token, drawn from the classifier's logits of its hidden state.
+A model without a depth transformer has one code per token, drawn from the classifier's logits of its hidden state.
 """
 
 from __future__ import annotations
@@ -83,9 +82,8 @@ class CodeDraw:
     transformer: None where the one code of a token is drawn from the hidden state itself. classifier: the map to
     logits. codebooks: float32 [codes, code width], one for each depth. uniforms: float32 [videos, tokens, depth].
     codes: int64 [videos, tokens, depth], where draws are written. There is a row for each draw; unless guidance is 1,
-    the unconditional rows follow the conditional ones. temperature, top_k: see `models.sampling.SamplingSettings`,
-    strict: its top_p_strict. most: tokens of a video that are drawn at once.
-    Raises as `DecoderPass` does.
+    the unconditional rows follow the conditional ones. guidance, temperature, top_k, strict: cfg, temperature, top_k
+    and top_p_strict of `SamplingSettings`. most: tokens of a video that are drawn at once. Raises as `DecoderPass`.
     """
 
     def __init__(
@@ -154,8 +152,7 @@ class CodeDraw:
         first: the first token of each video. top_p: one a draw, the draws of a video one after another. given: int64
         [videos, tokens, depth], codes to take instead where they are not negative. Returns the sums of the code vectors
         [videos, count, code width] and, with `keep_logits`, the guided logits [depth, videos, count, codes]. Raises
-        ArithmeticError where no code can be drawn because a logit is NaN or infinite, ValueError for a given code that
-        is out of range.
+        ArithmeticError where a logit is NaN or infinite, ValueError for a given code that is out of range.
         """
         (videos, tokens, depth), draw, count = self._shape, self._draw, hidden.shape[1]
         if not (min(first) >= 0 and max(first) + count <= tokens and 1 <= count <= self._most):
