@@ -58,15 +58,15 @@ def workload_of(
 ) -> Workload:
     """The workload of a model. Raises RequestError for more rows than DRS can index."""
     check_rows(rows)
-    d, sampling, projector = spec.decoder, spec.sampling_weights, spec.projector_weights
+    d, sampling = spec.decoder, spec.sampling_weights
     shared = ("layers", "width", "mlp_width", "kv_width", "heads", "projection_weights")
     return Workload(
         name=spec.name,
         **{name: getattr(d, name) for name in shared},
         rows=rows,
-        depth_weights=sampling.transformer + sampling.heads + projector,
+        depth_weights=sampling.transformer + sampling.heads + sampling.projector,
         depth_outputs=spec.code_depth * spec.codes,
-        resident_weights=d.layers * (d.projection_weights + d.mlp_weights) + sampling.stored + projector,
+        resident_weights=d.layers * (d.projection_weights + d.mlp_weights) + sampling.stored + sampling.projector,
         tokens_per_frame=spec.tokens_per_frame,
         frames=frames,
         prompt=prompt,

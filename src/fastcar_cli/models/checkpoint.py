@@ -48,19 +48,12 @@ def loading_format(name: str, floats: torch.dtype = torch.float32, depth: str | 
 def no_such_dtype(dtype: str, allowed: Collection[str]) -> RequestError:
     """The error of a weight format that a model can't be run in."""
     if len(allowed) == 1:
-        return RequestError(
-            f"the model is converted, its weights are {', '.join(allowed)}",
-            key="dtype",
-            value=dtype,
-            hint="leave it out; fastcar convert makes other formats from the model it was converted from",
-        )
+        said = f"the model is converted, its weights are {', '.join(allowed)}"
+        hint = "leave it out; fastcar convert makes other formats from the model it was converted from"
+        return RequestError(said, key="dtype", value=dtype, hint=hint)
     if dtype == "int4":
-        return RequestError(
-            "the model has no weights in int4",
-            key="dtype",
-            value="int4",
-            hint="fastcar convert MODEL -o FOLDER --dtype int4",
-        )
+        hint = "fastcar convert MODEL -o FOLDER --dtype int4"
+        return RequestError("the model has no weights in int4", key="dtype", value="int4", hint=hint)
     return RequestError("unknown", key="dtype", value=dtype, allowed=", ".join(allowed))
 
 
@@ -292,7 +285,6 @@ class Released(Checkpoint):
 
     def _format(self, dtype: str, device: torch.device) -> WeightFormat:
         if dtype == "float16" and device.type == "cpu":
-            raise RequestError(
-                "runs on a GPU only with this model", key="dtype", value="float16", allowed="float32, bfloat16"
-            )
+            said = "runs on a GPU only with this model"
+            raise RequestError(said, key="dtype", value="float16", allowed="float32, bfloat16")
         return super()._format(dtype, device)

@@ -67,13 +67,16 @@ class Layout:
 
 @dataclass(frozen=True)
 class SamplingWeights:
-    """How many weights sampling the codes of a position takes: read for all depths together, and stored once."""
+    """How many weights sampling the codes of a position takes.
+
+    `heads` are read for all depths together by the layers that give logits, `transformer` by what comes before them;
+    `stored` are all of them once. `projector` lie between code vectors and the decoder's input.
+    """
 
     transformer: int
-    """Read by what comes before the layers that give logits."""
     heads: int
-    """Read by these layers."""
     stored: int
+    projector: int = 0
 
 
 @dataclass(frozen=True)
@@ -167,11 +170,6 @@ class Spec(ABC):
         """Weights that sampling codes takes; here those of a linear layer from hidden states to logits."""
         head = self.codes * self.decoder.width
         return SamplingWeights(transformer=0, heads=head, stored=head)
-
-    @property
-    def projector_weights(self) -> int:
-        """Weights between code vectors and the decoder's input."""
-        return 0
 
     def frames_of(self, latents: int) -> int:
         """Frames that the first so many latent frames of a video stand for."""

@@ -240,7 +240,7 @@ def traffic(spec: Spec, rows: int, seq: int, itemsize: int) -> dict[str, tuple[f
     """(bytes that must move, FLOP) of each module a step, all layers: weights once, keys and values a row."""
     d, sampling = spec.decoder, spec.sampling_weights
     kv, projections, mlp, layers = d.kv_width, d.projection_weights, d.mlp_weights, float(d.layers)
-    transformer, heads, projector = sampling.transformer, sampling.heads, spec.projector_weights
+    transformer, heads, projector = sampling.transformer, sampling.heads, sampling.projector
     caches = 2.0 * rows * seq * kv
     return {
         "attention": (

@@ -7,8 +7,8 @@ earlier ones is in `Past`. Modules carry the names that their parameters have in
 from __future__ import annotations
 
 import itertools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -54,28 +54,25 @@ class Past:
         """Numbers that are kept in memory."""
         return sum(x.numel() for held in self._held.values() for x in held)
 
-    def count(self, work: int) -> None:
-        """Add multiply-adds."""
-        self.work += work
-        if self.on_work is not None:
-            self.on_work(self.work)
-
 
 class _Convolution(nn.Module):
-    def __init__(self, inputs: int, outputs: int, time: int, space: int) -> None:
+    SIZE: ClassVar[tuple[int, int, int]]
+
+    def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.conv3d = nn.Conv3d(inputs, outputs, (time, space, space))
+        self.conv3d = nn.Conv3d(inputs, outputs, self.SIZE)
 
     def _counted(self, out: Tensor, past: Past) -> Tensor:
-        past.count(out.numel() // out.shape[-1] * self.conv3d.weight.numel())
+        past.work += out.numel() // out.shape[-1] * self.conv3d.weight.numel()
+        if past.on_work is not None:
+            past.on_work(past.work)
         return out
 
 
 class Pointwise(_Convolution):
     """A linear map at every place."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, 1, 1)
+    SIZE = 1, 1, 1
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
         """[..., inputs] -> [..., outputs]."""
@@ -85,8 +82,7 @@ class Pointwise(_Convolution):
 class Spatial(_Convolution):
     """3 x 3 in every frame."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, 1, 3)
+    SIZE = 1, 3, 3
 
     def forward(self, x: Tensor, past: Past, stride: int = 1) -> Tensor:
         """Zeros lie around a frame; with a stride of 2 right and below only, and sides are halved."""
@@ -99,8 +95,7 @@ class Spatial(_Convolution):
 class Temporal(_Convolution):
     """Over a frame and the two before it at every place; before the first frame lie copies of it."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, 3, 1)
+    SIZE = 3, 1, 1
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
         """[P, T, H, W, inputs] -> [P, T, H, W, outputs]."""
@@ -158,7 +153,9 @@ class ResidualBlock(nn.Module):
         return out.add_(x if self.nin_shortcut is None else self.nin_shortcut(x, past))
 
 
-class _Attention(nn.Module, ABC):
+class FrameAttention(nn.Module):
+    """Attention over the places of a frame, one head of the full width."""
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = Norm(width)
@@ -170,25 +167,17 @@ class _Attention(nn.Module, ABC):
         q, k, v = (project(normed, past) for project in (self.q, self.k, self.v))
         return x + self.proj_out(self.attend(q, k, v, past), past)
 
-    @abstractmethod
     def attend(self, q: Tensor, k: Tensor, v: Tensor, past: Past) -> Tensor:
-        """What each query attends to, [P, T, H, W, C]; q, k and v have this shape."""
-
-
-class FrameAttention(_Attention):
-    """Attention over the places of a frame, one head of the full width."""
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, past: Past) -> Tensor:
-        """[P, T, H, W, C] each."""
+        """What each query attends to; it, q, k and v are [P, T, H, W, C]."""
         q_rows, k_rows, v_rows = (t.flatten(2, 3) for t in (q, k, v))
         return F.scaled_dot_product_attention(q_rows, k_rows, v_rows).view_as(q)
 
 
-class TimeAttention(_Attention):
+class TimeAttention(FrameAttention):
     """Attention over the frames up to each, at every place by itself."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, past: Past) -> Tensor:
-        """[P, T, H, W, C] each."""
+        """See `FrameAttention`."""
         q_rows, *kv = (t.flatten(2, 3).transpose(1, 2) for t in (q, k, v))
         keys, values = past.appended(self, torch.stack(kv), 3)
         new, frames = q.shape[1], keys.shape[2]
@@ -240,13 +229,10 @@ class Upsampler(nn.Module):
             x = x.repeat_interleave(2, 1)[:, int(past.first(self.conv1)) :]
             x = self.conv1(x, past).add_(x)
         for frame in x.split(1, 1):
-            yield self._wider(frame, past)
-
-    def _wider(self, x: Tensor, past: Past) -> Tensor:
-        if self.conv2 is not None:
-            x = _maps(F.interpolate(_images(x), scale_factor=2, mode="nearest"), x)
-            x = self.conv2(x, past).add_(x)
-        return self.conv3(x, past)
+            if self.conv2 is not None:
+                wider = _maps(F.interpolate(_images(frame), scale_factor=2, mode="nearest"), frame)
+                frame = self.conv2(wider, past).add_(wider)
+            yield self.conv3(frame, past)
 
 
 @dataclass(frozen=True, config=WHOLE)
@@ -266,7 +252,7 @@ class Level(nn.Module):
     def __init__(self, width: int, spec: LevelSpec, *, up: bool) -> None:
         super().__init__()
         widths = (width, *spec.widths)
-        self.block = nn.ModuleList(ResidualBlock(a, b) for a, b in itertools.pairwise(widths))
+        self.block = Stack({str(i): ResidualBlock(a, b) for i, (a, b) in enumerate(itertools.pairwise(widths))})
         self.sampler = "upsample" if up else "downsample"
         if spec.space or spec.time:
             kind = Upsampler if up else Downsampler
@@ -274,25 +260,18 @@ class Level(nn.Module):
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
         """[P, T, H, W, width] -> maps of the next level, where sides are halved."""
-        x = by_frame(self._blocks, x, past)
+        x = by_frame(self.block, x, past)
         give_back_memory()
         sampler = self._modules.get(self.sampler)
         return x if sampler is None else sampler(x, past)
 
     def frames(self, frames: Iterable[Tensor], past: Past) -> Iterator[Tensor]:
-        """The next level's frames of this one's [P, 1, H, W, width], sides doubled, one by one: it holds one, not the
-        piece.
-        """
+        """The next level's frames of this one's [P, 1, H, W, width], sides doubled; one at a time is in memory."""
         sampler = self._modules.get(self.sampler)
         for frame in frames:
-            x = self._blocks(frame, past)
+            x = self.block(frame, past)
             give_back_memory()
             yield from sampler.frames(x, past) if isinstance(sampler, Upsampler) else [x]
-
-    def _blocks(self, x: Tensor, past: Past) -> Tensor:
-        for block in self.block:
-            x = block(x, past)
-        return x
 
 
 def by_frame(part: Callable[[Tensor, Past], Tensor], x: Tensor, past: Past) -> Tensor:

@@ -49,20 +49,15 @@ class ModelSpec(Spec):
     @property
     def sampling_weights(self) -> SamplingWeights:
         """See `Spec`: each depth reads the depth transformer once."""
-        d = self.depth
+        d, width, layers = self.depth, self.decoder.width, self.projector_layers
         block, head = 12 * d.width * d.width, d.codes * d.width
         first, later = d.hidden * d.width, d.code_width * d.width
         return SamplingWeights(
             transformer=d.depth * d.blocks * block + first + (d.depth - 1) * later,
             heads=d.depth * head,
             stored=d.blocks * block + first + later + head,
+            projector=layers and d.code_width * width + (layers - 1) * width * width,
         )
-
-    @property
-    def projector_weights(self) -> int:
-        """See `Spec`."""
-        width = self.decoder.width
-        return self.projector_layers and self.code_width * width + (self.projector_layers - 1) * width * width
 
     @property
     def longest(self) -> int:
