@@ -65,7 +65,7 @@ def workload_of(
         **{name: getattr(d, name) for name in shared},
         rows=rows,
         depth_weights=sampling.transformer + sampling.heads + sampling.projector,
-        depth_outputs=spec.code_depth * spec.codes,
+        depth_outputs=spec.frame_spec.depth * spec.codes,
         resident_weights=d.layers * (d.projection_weights + d.mlp_weights) + sampling.stored + sampling.projector,
         tokens_per_frame=spec.tokens_per_frame,
         frames=frames,

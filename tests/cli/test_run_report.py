@@ -52,7 +52,9 @@ def test_times_of_a_second_run_are_its_own(tmp_path: Path) -> None:
 
 def test_one_threshold_in_a_list_is_that_of_all_layers(tmp_path: Path) -> None:
     model = load(str(tiny_folder(tmp_path)))
-    codes = torch.zeros(1, 3 * model.network.spec.tokens_per_frame, model.network.spec.code_depth, dtype=torch.int64)
+    codes = torch.zeros(
+        1, 3 * model.network.spec.tokens_per_frame, model.network.spec.frame_spec.depth, dtype=torch.int64
+    )
     several, one = (trace(model, [SAID], codes, tau=tau) for tau in ([-2.0], -2.0))
     assert torch.equal(several.replayed, one.replayed)
     assert torch.equal(several.tas.nan_to_num(-1), one.tas.nan_to_num(-1))

@@ -36,7 +36,7 @@ def test_a_model_is_of_the_recipe_and_small(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_known_to_speak_of_its_world(name: str) -> None:
     model = load(name)
-    assert world_of(model.tokenizer, *model.network.spec.frame_size) is WORLD
+    assert world_of(model.tokenizer, *model.network.spec.frame_spec.size) is WORLD
 
 
 def test_both_have_one_tokenizer() -> None:

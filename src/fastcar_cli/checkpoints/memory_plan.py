@@ -161,7 +161,7 @@ PIXEL_COPIES = 8
 
 def videos_that_fit(spec: Spec, wanted: int, video: Demand, itemsize: int, device: str) -> int:
     """How many such videos to decode at once, 1 to `wanted`: caches and pixels take at most half of free memory."""
-    height, width = spec.frame_size
+    height, width = spec.frame_spec.size
     pixels = PIXEL_COPIES * height * width * spec.frame_spec.channels * itemsize
     one = sum(cache_bytes(spec, itemsize, video)) + pixels
     return max(1, min(wanted, available_bytes(device) // 2 // one))
@@ -175,7 +175,7 @@ def make_plan(network: Network, form: WeightFormat, demand: Demand, device: str)
     kv_cache, replay = cache_bytes(spec, size, demand)
     mlp = stored_bytes(network, form, ".mlp.gate_proj") * 3
     blocks = stored_bytes(network, form, "llm.layers.")
-    draws = stored_bytes(network, form, "depth.") * spec.code_depth + stored_bytes(network, form, "lm_head.")
+    draws = stored_bytes(network, form, "depth.") * spec.frame_spec.depth + stored_bytes(network, form, "lm_head.")
     seen = min(demand.window or tokens, demand.prompt_tokens + tokens // 2)
     step = blocks + draws + decoder.layers * demand.rows * decoder.kv_heads * demand.bytes_of_kv(spec, size, seen)
     computed = 0 if demand.delimiters else len(spec.layout.delimiters) * (demand.frames - 1)

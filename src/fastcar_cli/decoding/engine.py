@@ -142,7 +142,7 @@ class Decode(Batch):
             draft = DraftSettings()
         lockstep = executor.sequential or (replay is not None and replay.controller is not None)
         # Ids of a prompt that holds frames are codes of depth 1.
-        whole = self.prompts.aligned >= self.frame and self.model.spec.code_depth == 1
+        whole = self.prompts.aligned >= self.frame and self.model.spec.frame_spec.depth == 1
         before = self.prompts.ids[: self.prompts.videos, -self.frame :, None] if whole else None
         self.drafter = Drafter(self.draws, draft, self.frame, self.model.spec.grid[1], lockstep, before, self.windows)
         return self.drafter
@@ -210,7 +210,7 @@ def begin(
     spec, began = network.spec, time.perf_counter()
     readings = [tokenizer.read(prompt, on_reading) for prompt in prompts]
     reading = time.perf_counter() - began
-    shape = settings.frames * spec.tokens_per_frame, spec.code_depth
+    shape = settings.frames * spec.tokens_per_frame, spec.frame_spec.depth
     numbers = torch.zeros(len(readings), *shape)
     if seeds is not None:
         readings = [tokenizer.complete(reading, seed) for reading, seed in zip(readings, seeds, strict=True)]

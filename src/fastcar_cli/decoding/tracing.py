@@ -73,7 +73,7 @@ class _Outputs:
 def _checked(model: LoadedModel, prompts: Sequence[Prompt], codes: Tensor | None) -> Tensor:
     """The codes, [P, T*N, depth]; None: those of the frames after a clip's context. Raises RequestError."""
     spec, videos = model.network.spec, len(prompts)
-    n, depth, size = spec.tokens_per_frame, spec.code_depth, spec.codes
+    n, depth, size = spec.tokens_per_frame, spec.frame_spec.depth, spec.codes
     if codes is None:
         read_all = getattr(model.tokenizer, "read_all", None)
         ids = [read_all(prompt) for prompt in prompts] if read_all is not None else []
@@ -179,7 +179,7 @@ def trace(
 def _run(decode: Decode, codes: Tensor, shown: list[int], outputs: _Outputs) -> Trace:
     """The trace of a decode that is given these codes."""
     spec, videos = decode.model.spec, decode.prompts.videos
-    logits = torch.zeros(len(shown), spec.code_depth, videos, spec.codes)
+    logits = torch.zeros(len(shown), spec.frame_spec.depth, videos, spec.codes)
     hidden = torch.zeros(len(shown), decode.rows, spec.decoder.width)
     for step in decode.steps(codes, keep_logits=True):
         if step.index in shown:

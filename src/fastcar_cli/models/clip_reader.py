@@ -50,8 +50,8 @@ class ClipReader:
                 raise RequestError(f"{prompt.name}: these ids are not of {model}, needed: {needed}")
             return
         count, *size, _ = prompt.frames.shape
-        if tuple(size) != spec.frame_size:
-            height, width = spec.frame_size
+        if tuple(size) != spec.frame_spec.size:
+            height, width = spec.frame_spec.size
             raise RequestError(f"{prompt.name}: frames are {size[1]}x{size[0]} pixels, {model} takes {width}x{height}")
         if spec.contexts:
             spec.continuing(count)

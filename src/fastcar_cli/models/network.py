@@ -136,29 +136,14 @@ class Spec(ABC):
         """See `FrameSpec`."""
 
     @property
-    def code_depth(self) -> int:
-        """See `FrameSpec.depth`."""
-        return self.frame_spec.depth
-
-    @property
     def codes(self) -> int:
         """See `FrameSpec`."""
         return self.frame_spec.codes
 
     @property
-    def code_width(self) -> int:
-        """See `FrameSpec`."""
-        return self.frame_spec.code_width
-
-    @property
     def grid(self) -> tuple[int, int]:
         """See `FrameSpec`."""
         return self.frame_spec.grid
-
-    @property
-    def frame_size(self) -> tuple[int, int]:
-        """See `FrameSpec.size`."""
-        return self.frame_spec.size
 
     @property
     def pixel_bytes(self) -> int:
@@ -185,9 +170,9 @@ class Spec(ABC):
 
     def sized(self, size: tuple[int, int] | None) -> Self:
         """The same model making frames of (height, width) pixels; None: of its own size. Raises RequestError."""
-        if size in (None, self.frame_size):
+        if size in (None, self.frame_spec.size):
             return self
-        height, width = self.frame_size
+        height, width = self.frame_spec.size
         said = f"the model {self.name!r} makes frames of one size"
         raise RequestError(said, key="size", value="{1}x{0}".format(*size), allowed=f"{width}x{height}")
 

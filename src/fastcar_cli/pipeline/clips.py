@@ -45,7 +45,7 @@ class ClipFiles:
         """What a model gets of each for so many frames in all. Raises RequestError as `read_clip` does."""
         if spec.contexts and self.use.goal:
             raise RequestError(f"the model {model!r} takes none", key="goal", hint="leave it out")
-        height, width = spec.frame_size
+        height, width = spec.frame_spec.size
         wanted = Wanted(
             model=model,
             frames=frames,

@@ -88,7 +88,7 @@ class VideoPipeline:
         self.settings = settings or decode_settings(model, self.resolved)
         self.frames = spec.frames_of(spec.layout.context + self.settings.frames)
         self.fps = given(self.resolved.video.fps)
-        self.height, self.width = spec.frame_size
+        self.height, self.width = spec.frame_spec.size
         self._preset: Preset | None = None
         if config.backend.name == "fpga-sim":
             from fastcar_fpga import INDEX_BITS, check_memory, check_weights, preset_for, workload_of

@@ -112,7 +112,7 @@ class Run:
         decode, settings = self.decode, self.decode.settings
         network = decode.model
         spec, clock, reading = network.spec, decode.clock, self.readings[video]
-        (height, width), done, frames = spec.frame_size, decode.done, spec.frames_of(decode.done // decode.frame)
+        (height, width), done, frames = spec.frame_spec.size, decode.done, spec.frames_of(decode.done // decode.frame)
         stats, emulated = self.replay_stats(video), self.emulated()
         target, controller = settings.rule.target, decode.replay and decode.replay.controller
         encode = clock.reading if spec.layout.context else 0.0
@@ -128,7 +128,7 @@ class Run:
                 "parameters": network.parameter_count(),
                 "layers": spec.decoder.layers,
                 "tokens_per_frame": spec.tokens_per_frame,
-                "depth": spec.code_depth,
+                "depth": spec.frame_spec.depth,
                 "dtype": network.weight_format,
                 "device": str(network.device),
             },

@@ -178,7 +178,7 @@ def decode_of(network: Network, rows: int, prompt: int, frames: int, **settings:
     """A decode of prompts without meaning, in guided pairs if rows allow; `settings` are fields of DecodeSettings."""
     spec = network.spec
     guided = spec.layout.guided and rows % 2 == 0
-    noise = torch.rand(rows // 2 if guided else rows, frames * spec.tokens_per_frame, spec.code_depth)
+    noise = torch.rand(rows // 2 if guided else rows, frames * spec.tokens_per_frame, spec.frame_spec.depth)
     sampling = SamplingSettings(cfg=3.0 if guided else 1.0)
     chosen = DecodeSettings(frames=frames, sampling=sampling, **settings)
     return Decode.of(network, [[1] * prompt] * rows, chosen, noise)
@@ -337,7 +337,7 @@ def replay_table(length: dict[str, Any], rows: int) -> dict[str, Any]:
 def vision_seconds(network: Network, videos: int) -> float:
     """Seconds to decode one frame's pixels of every video."""
     spec = network.spec
-    codes = torch.zeros(videos, spec.tokens_per_frame, spec.code_depth, dtype=torch.int64, device=network.device)
+    codes = torch.zeros(videos, spec.tokens_per_frame, spec.frame_spec.depth, dtype=torch.int64, device=network.device)
     with torch.inference_mode():
         frame_decoder = network.frame_decoder(codes.new_zeros(videos, spec.layout.prompt or 1))
         return seconds_of(lambda: frame_decoder.frame(codes), network.device, 2)

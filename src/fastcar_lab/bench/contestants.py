@@ -88,7 +88,7 @@ def engine(
     runner = kinds[executor](decode)
     # transformers is given embeddings, so ours need not look up codes either.
     identity = isinstance(model.projector.layers, nn.Identity)
-    width = model.spec.decoder.width if identity else model.spec.code_width
+    width = model.spec.decoder.width if identity else model.spec.frame_spec.code_width
     latent = torch.zeros(decode.prompts.videos, 1, width, device=model.device, dtype=model.dtype)
     with torch.inference_mode():
         runner.prefill()

@@ -82,7 +82,7 @@ def _read_by(decode: Decode, passes: Sequence[Pass]) -> int:
     network, spec = decode.model, decode.model.spec
     mlp = network.weights_bytes("llm.layers.", ".mlp.") // spec.decoder.layers
     fixed = network.weights_bytes("llm.layers.") - mlp * spec.decoder.layers
-    fixed += network.weights_bytes("projector.") + spec.code_depth * network.weights_bytes("depth.")
+    fixed += network.weights_bytes("projector.") + spec.frame_spec.depth * network.weights_bytes("depth.")
     fixed += network.weights_bytes("lm_head.")
     prompt, settings, total = decode.cache.padded, decode.settings, 0
     demand = Demand(decode.rows, settings.frames, prompt, settings.window, settings.sinks, settings.kv_dtype)

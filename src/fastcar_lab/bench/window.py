@@ -62,7 +62,7 @@ def works_of(plan: Benchmark, model: Network, windows: Sequence[int]) -> dict[in
 
     def of(window: int) -> Works:
         identity = isinstance(model.projector.layers, torch.nn.Identity)
-        width = model.spec.decoder.width if identity else model.spec.code_width
+        width = model.spec.decoder.width if identity else model.spec.frame_spec.code_width
         inputs, latent = Inputs((first,) * videos, window), torch.zeros(videos, window, width, dtype=model.dtype)
         hidden = torch.randn(plan.rows, window, model.spec.decoder.width).to(model.dtype)
         return lambda: runner.run(inputs, latent), lambda: runner.draw(hidden, inputs)

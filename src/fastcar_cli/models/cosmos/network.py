@@ -89,11 +89,11 @@ class CosmosSpec(Spec):
 
     def sized(self, size: tuple[int, int] | None) -> Self:
         """See `Spec`: any multiple of what a code covers, up to the size that was trained."""
-        if size in (None, self.frame_size):
+        if size in (None, self.frame_spec.size):
             return self
         assert self.decoder.axes is not None
         step, (height, width) = self.tokenizer.space, size
-        most_height, most_width = self.frame_size
+        most_height, most_width = self.frame_spec.size
         if height % step or width % step or not 0 < height <= most_height or not 0 < width <= most_width:
             allowed = f"multiples of {step} up to {most_width}x{most_height}"
             raise RequestError("not made by this model", key="size", value=f"{width}x{height}", allowed=allowed)
