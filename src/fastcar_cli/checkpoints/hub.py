@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -50,22 +51,27 @@ def revision_of(name: str) -> str:
     return name.partition("@")[2] or REVISION
 
 
-def _unreachable(repository: str, error: Exception) -> RunError:
+@contextlib.contextmanager
+def _reaching(repository: str) -> Iterator[None]:
+    """Turn the errors of whichever client the hub library uses into RunError with a way out."""
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-    way_out: Text = f"run once with a network, or copy the repository {repository} and give its path as ", Key("model")
-    if isinstance(error, GatedRepoError):
-        reason = "its terms must be accepted first"
-        way_out = f"accept them on https://huggingface.co/{repository}, then run: hf auth login"
-    elif isinstance(error, RepositoryNotFoundError):
-        reason, way_out = "it is not there, or this token may not see it", "check HF_TOKEN"
-    elif isinstance(error, (LocalEntryNotFoundError, ConnectionError)) or "Connect" in type(error).__name__:
-        reason = "it is not in the cache and the hub can't be reached"
-    elif isinstance(error, RuntimeError) and "home directory" in str(error):
-        reason, way_out = "this user has no home folder for the hub's cache", "set HF_HOME to a folder"
-    else:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return RunError(f"the model {repository} could not be fetched: {reason}", hint=way_out)
+    try:
+        yield
+    except Exception as e:
+        hint: Text = f"run once with a network, or copy the repository {repository} and give its path as ", Key("model")
+        if isinstance(e, GatedRepoError):
+            reason = "its terms must be accepted first"
+            hint = f"accept them on https://huggingface.co/{repository}, then run: hf auth login"
+        elif isinstance(e, RepositoryNotFoundError):
+            reason, hint = "it is not there, or this token may not see it", "check HF_TOKEN"
+        elif isinstance(e, (LocalEntryNotFoundError, ConnectionError)) or "Connect" in type(e).__name__:
+            reason = "it is not in the cache and the hub can't be reached"
+        elif isinstance(e, RuntimeError) and "home directory" in str(e):
+            reason, hint = "this user has no home folder for the hub's cache", "set HF_HOME to a folder"
+        else:
+            reason = (str(e).strip() or type(e).__name__).splitlines()[0]
+        raise RunError(f"the model {repository} could not be fetched: {reason}", hint=hint) from None
 
 
 def _complete(folder: Path) -> bool:
@@ -94,38 +100,25 @@ def here(repository: str, revision: str = REVISION) -> bool:
 
 def fetch(repository: str, revision: str = REVISION, *, configs_only: bool = False) -> Path:
     """Folder of a revision of a repository in the user's cache, downloaded if need be. Raises RunError."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import hf_hub_download, snapshot_download, try_to_load_from_cache
 
     if repository in COSMOS.values() and not configs_only:
-        _fetch_files(cosmos.TOKENIZER, cosmos.HALVES)
+        with _reaching(cosmos.TOKENIZER):
+            for name in cosmos.HALVES:
+                if not isinstance(try_to_load_from_cache(cosmos.TOKENIZER, name), str):
+                    hf_hub_download(cosmos.TOKENIZER, name)
     cached = _cached(repository, revision)
     if cached is not None and (configs_only or _complete(cached)):
         return cached
-    try:
+    with _reaching(repository):
         patterns = _CONFIGS if configs_only else _WANTED
         return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
-    except Exception as e:  # the errors of a connection belong to whichever client the hub library uses
-        raise _unreachable(repository, e) from None
-
-
-def _fetch_files(repository: str, names: Sequence[str]) -> None:
-    """Files of a repository into the user's cache, where they are not there yet. Raises RunError as `fetch` does."""
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
-
-    for name in names:
-        try:
-            if not isinstance(try_to_load_from_cache(repository, name), str):
-                hf_hub_download(repository, name)
-        except Exception as e:  # as in `fetch`
-            raise _unreachable(repository, e) from None
 
 
 def remote_sizes(repository: str, revision: str = REVISION) -> dict[str, int]:
     """Sizes in bytes of the files that would be downloaded, by name. Raises RunError without a network."""
     from huggingface_hub import HfApi
 
-    try:
-        info = HfApi().model_info(repository, revision=revision, files_metadata=True)
-    except Exception as e:  # the errors of a connection belong to whichever client the hub library uses
-        raise _unreachable(repository, e) from None
-    return {s.rfilename: int(s.size or 0) for s in info.siblings or [] if any(fnmatch(s.rfilename, p) for p in _WANTED)}
+    with _reaching(repository):
+        files = HfApi().model_info(repository, revision=revision, files_metadata=True).siblings or []
+    return {f.rfilename: int(f.size or 0) for f in files if any(fnmatch(f.rfilename, p) for p in _WANTED)}

@@ -68,11 +68,12 @@ class Calibration:
 
     def rows(self, tokenizer: PromptReader, guided: bool) -> list[list[int]]:
         """Token ids of the prompts, and guided as many blank ones. Raises RequestError for a prompt it can't take."""
-        readings = [tokenizer.read(prompt) for prompt in self.prompts]
-        for prompt, reading in zip(self.prompts, readings, strict=True):
+        read = []
+        for seed, prompt in enumerate(self.prompts):
+            reading = tokenizer.read(prompt)
             if reading.unknown and not reading.tokens:
                 raise RequestError(f"the model knows no word of the prompt {prompt!r}", key="calibrate")
-        read = [list(tokenizer.complete(reading, seed).ids) for seed, reading in enumerate(readings)]
+            read.append(list(tokenizer.complete(reading, seed).ids))
         return read + [list(tokenizer.blank()) for _ in self.prompts if guided]
 
     def bytes_of_states(self, spec: Spec, rows: Sequence[Sequence[int]]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,9 +78,8 @@ def _csv(text: str, what: Text, frames: int) -> list[list[float]]:
         table = [(number, [cell.strip() for cell in line]) for number, line in enumerate(reader, 1) if line]
     except csv.Error as e:
         raise RequestError(f"is not a CSV file ({e})", where=what) from None
-    while table and not any(table[-1][1]):
-        table.pop()
-    table = [*itertools.dropwhile(lambda line: not any(line[1]), table)]
+    filled = [at for at, (_, cells) in enumerate(table) if any(cells)]
+    table = table[filled[0] : filled[-1] + 1] if filled else []
     names = table[0][1] if table else []
     if not any(_LIKE_A_NUMBER.match(cell) for cell in names):
         table = table[1:]

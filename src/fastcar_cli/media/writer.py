@@ -54,10 +54,9 @@ def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> N
     if fps is not None and fps > MOST_GIF_FPS and path.suffix.lower() == ".gif":
         raise RequestError(f"{path}: a GIF can't have {fps} frames a second", allowed=f"1 to {MOST_GIF_FPS}, or .mp4")
     parent = next((p for p in target_of(path).absolute().parents if os.path.exists(p)), Path("/"))
-    if not parent.is_dir():
-        raise RequestError(f"{path}: {parent} is not a folder")
-    if not os.access(parent, os.W_OK):
-        raise RequestError(f"{path}: the folder {parent} is not writable")
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        why = f"the folder {parent} is not writable" if parent.is_dir() else f"{parent} is not a folder"
+        raise RequestError(f"{path}: {why}")
     try:
         path.lstat()
     except OSError as e:
@@ -165,10 +164,7 @@ class Writer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
+        (self.abort if kind else self.close)()
 
 
 class _FileWriter(Writer):
@@ -225,7 +221,7 @@ class _Mp4Writer(_FileWriter):
         self._container.mux(self._stream.encode())
         self._container.close()
         self._file.close()
-        # Encoder and scaler hold a megabyte, and the writers of a run live until its end.
+        # The writers of a run live until its end.
         self._container = self._stream = self._reformatter = None
         self._raise()
         super()._finish()
