@@ -31,7 +31,7 @@ NetworkT = TypeVar("NetworkT", bound=Network)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LOADABLE = (*DTYPES, "int8")
-"""Weight formats that a model in floats can be loaded in; with int8 all but the decoder blocks may stay in floats."""
+"""Weight formats that a model in floats can be loaded in."""
 
 _IDENTIFYING = (".safetensors", ".bin", ".json", ".model")
 

@@ -83,13 +83,10 @@ class SamplingWeights:
 class FrameSpec:
     """What frames are made of.
 
-    Attributes:
-        depth, codes, code_width: codes of a position, codes that a draw chooses from, width of a code vector.
-        grid: rows and columns of a frame's code positions, delimiters left out.
-        size: (height, width) of a frame in pixels.
-        channels: of the widest feature map of a frame's full size while its pixels are decoded.
-        per_latent: frames that a latent frame stands for; the first of a video stands for one.
-
+    A position has `depth` codes, each one of `codes`, whose vectors are `code_width` wide; a frame has `grid` rows and
+    columns of them, delimiters left out, and (height, width) pixels in `size`. `channels` are those of the widest
+    feature
+    map of full size while pixels are decoded. A latent frame stands for `per_latent` frames, the first one for one.
     """
 
     depth: int

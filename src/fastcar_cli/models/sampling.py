@@ -11,14 +11,10 @@ from fastcar_cli.system.plain_data import WHOLE, Count, Factor, Flag, Setting
 class SamplingSettings:
     """How codes are drawn from logits.
 
-    Attributes:
-        cfg: guidance scale; 1 is none.
-        temperature: 0 takes the likeliest code.
-        top_k: codes to draw from, the likeliest ones; 0 takes all.
-        top_p: probability mass to draw from; 1 takes all.
-        top_p_strict: whether a code is left out only where those before it hold more than top_p, not as much.
-        first_frame_top_p: replaces top_p in frame 0, where a rare code may begin an object; None: does not.
-
+    `cfg` is the guidance scale, 1 is none; temperature 0 takes the likeliest code; top_k 0 and top_p 1 draw from all
+    codes.
+    With `top_p_strict` a code is left out only where those before it hold more than top_p, not as much.
+    `first_frame_top_p` replaces top_p in frame 0, where a rare code may begin an object.
     """
 
     cfg: Setting = 3.0

@@ -79,5 +79,5 @@ class NetworkFormat:
 
 
 def scale_name(name: str) -> str:
-    """The name of a matrix's scales beside the matrix."""
+    """The name of a matrix's scales."""
     return name.removesuffix("weight") + "scale"

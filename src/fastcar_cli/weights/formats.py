@@ -9,8 +9,7 @@ In files of small models (`fastcar lab store`) a tensor may have int8 numbers in
 name and `SCALE`, and perhaps four more bits under its name and `LOW`, packed as int4: w = (q + low / 16) * scale of its
 group. It is read as floats.
 
-A new format is a row of `FORMATS` and, for the native kernels, a struct with its product that is listed in
-`kernels/native/source/formats.h`; a test compares the two tables.
+A new format is a row of `FORMATS` and, for the native kernels, a struct in `kernels/native/source/formats.h`.
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ GROUP = 32
 SCALE, LOW = ".scale", ".low"
 
 _ROUNDED, _WIDENED = 2**18, 2**22
-"""Weights that are rounded or widened at once: few enough for the caches, and enough that threads seldom wait for each
-other. Of 2^16 at once, on a machine with other work, two threads took ten times as long.
-"""
+"""Weights rounded or widened at once: few enough for the caches, enough that threads seldom wait for each other."""
 
 _CANDIDATES = (8.0, 7.1, 7.4, 7.7, 8.3, 8.6, 8.9)
 """Where minus the largest weight of a group may come to lie, of -8..7; three times as many gain 0.05 % of the error."""
@@ -151,19 +148,16 @@ def quantise_int4(weight: Tensor, scales: Callable[[Tensor], Tensor] = fitted_sc
 
 @dataclass(frozen=True)
 class Format:
-    """How a matrix [out, in] is stored.
+    """How a matrix [out, in] is stored, and the functions that make it so.
 
-    Attributes:
-        name: as users write it.
-        dtype, bits: of the stored numbers, and bits of a weight, which may be fewer.
-        scale: dtype of the scales; None for floats, which have none of what follows.
-        group: weights of a row that share a scale; None: one scale a row.
-        low, high: the integers that a weight can be.
-        quantise: a float matrix to numbers and scales.
-        widen: numbers and scales to a matrix of a float dtype.
-        pack: integers int8 [out, in] to numbers.
-        fit: scales [n, 1] of groups float32 [n, group], whose squared errors weigh [group]; None: those of `quantise`.
-
+    `dtype` is that of the stored numbers, `bits` those of a weight, which may be fewer; `scale` is the dtype of scales,
+    None
+    for floats; `group` weights of a row share a scale, None: all; `low` to `high` are the integers that a weight can
+    be.
+    `quantise` makes numbers and scales of a float matrix, `widen` the reverse, `pack` numbers of integers int8 [out,
+    in].
+    `fit` gives scales [n, 1] of groups float32 [n, group], whose squared errors weigh [group]; None: those of
+    `quantise`.
     """
 
     name: str

@@ -91,8 +91,7 @@ class _Bin:
             loaded = self._mapping(torch.load(self.path, map_location="cpu", mmap=True, weights_only=True))
         except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as e:
             if isinstance(e, pickle.UnpicklingError):
-                foreign = re.search(r"GLOBAL (\S+)", str(e))
-                named = f": {foreign[1]}" if foreign else ""
+                named = f": {foreign[1]}" if (foreign := re.search(r"GLOBAL (\S+)", str(e))) else ""
                 raise RequestError(
                     f"weights file {self.path} holds more than tensors{named}; nothing of it was run",
                     hint="take the file from where the model was released",
@@ -103,7 +102,6 @@ class _Bin:
         self._tensors = loaded
 
     def _mapping(self, loaded: Any) -> Any:
-        """The mapping of names to tensors in what was loaded."""
         return loaded
 
     def rows(self, name: str, begin: int, end: int) -> Tensor:
@@ -167,14 +165,12 @@ def weight_files(
             index = folder / f"{stem}{suffix}.index.json"
             if index.is_file():
                 try:
-                    names = read_json(index)["weight_map"].values()
-                    files = sorted({str(n) for n in names})
+                    files = sorted({str(name) for name in read_json(index)["weight_map"].values()})
                 except (KeyError, TypeError, AttributeError) as e:
                     raise RequestError(f"{index} can't be read: {type(e).__name__} {e}") from None
-                for name in files:
-                    if Path(name).name != name:
-                        raise RequestError(f"{index}: key 'weight_map' names {name!r}, needed: a file of this folder")
-                return [folder / n for n in files]
+                if foreign := [name for name in files if Path(name).name != name]:
+                    raise RequestError(f"{index}: key 'weight_map' names {foreign[0]!r}, needed: a file of this folder")
+                return [folder / name for name in files]
             if (folder / f"{stem}{suffix}").is_file():
                 return [folder / f"{stem}{suffix}"]
     raise RequestError(
@@ -233,9 +229,8 @@ class Weights:
                 self._list(component, path, shapes)
             for key, name in component.names.items():
                 if name not in self._at:
-                    raise RequestError(
-                        f"weights file {files[-1] if len(files) == 1 else component.folder} lacks key {key!r}"
-                    )
+                    at = files[-1] if len(files) == 1 else component.folder
+                    raise RequestError(f"weights file {at} lacks key {key!r}")
 
     def _list(self, component: Component, path: Path, shapes: Mapping[str, torch.Size]) -> None:
         file = _open(path)
@@ -247,10 +242,8 @@ class Weights:
             name = component.names.get(key)
             if name is None or name in self._at:
                 continue
-            if shape != tuple(shapes[name]):
-                raise RequestError(
-                    f"weights file {path}, key {key!r}: shape {list(shape)}, needed {list(shapes[name])}"
-                )
+            if shape != (needed := tuple(shapes[name])):
+                raise RequestError(f"weights file {path}, key {key!r}: shape {list(shape)}, needed {list(needed)}")
             self._at[name] = _Place(path, key, shape)
 
     @property

@@ -17,7 +17,7 @@ from fastcar_cli.inputs.worlds.scenery import MapSpec, Scenery, read_scenery
 from fastcar_cli.models.decoder import table
 
 _FAR = 19
-"""Steps of the grid from a patch's middle beyond which something is not in the patch."""
+"""Steps from a patch's middle beyond which something is not in the patch."""
 GAIN = 4.0
 """Factor on the output, so that weights of ordinary size and learning rate have a visible effect."""
 _AXES = 4
