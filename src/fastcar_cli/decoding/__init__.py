@@ -1,7 +1,5 @@
 """The decode engine: step loop, KV cache, replay, sampling; `trace` shows what it computes on given codes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 __all__ = ["Trace", "trace"]

@@ -29,15 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DecodeSettings:
-    """How to decode.
+    """How to decode. `frames` are those decoded, without context frames.
 
-    frames: decoded frames, without context frames.
-    rule: what replays.
-    draft: how several tokens are decoded in one pass.
     window: attend to the last so many tokens and each prompt's first `sinks` only; None: to all.
-    kv_dtype: format of keys and values, of `choices.KVDtype`; auto: the model's dtype.
+    kv_dtype, executor: of `choices.KVDtype` and `choices.Executor`; see `select.choose`.
     keep_tas: compute and store the scores of every layer.
-    executor: who runs a pass, of `choices.Executor`; auto: see `select.choose`.
     threads: of the native kernels alone; None: as many as torch has.
     """
 
@@ -85,10 +81,7 @@ class MLPBackend(Protocol):
     name: str
 
     def mlp(self, layer: int, x: Tensor, rows: Sequence[int] | None) -> Tensor:
-        """The MLP of a layer on normalised inputs [n, width], [n, width].
-
-        `rows` are the batch rows that x holds; None means all of them, in order.
-        """
+        """The MLP of a layer on normalised inputs [n, width], of these batch rows; None: of all, in order."""
 
 
 class TorchBackend:
@@ -108,10 +101,8 @@ class Watcher(Protocol):
     """Watches every block of a decode; see `Observers.watch`."""
 
     def layer(self, layer: int, t: int, mlp: Tensor, out: Tensor) -> None:
-        """A block is done with input token t (-1: the prompt's last token).
-
-        mlp [rows, width] is what the MLP branch added, out [rows, width] the residual stream after it, both valid
-        during the call only.
+        """A block is done with input token t (-1: the prompt's last token): during the call, mlp [rows, width] is what
+        the MLP branch added, out [rows, width] the residual stream after it.
         """
 
 
@@ -119,11 +110,9 @@ class Watcher(Protocol):
 class Observers:
     """What watches a decode; any of these but the last two needs the plain executor.
 
-    watch: sees every block's output.
-    on_block: sees every scored block between attention and MLP.
-    mark: called with a name at the end of each part of a pass, for profiling.
-    on_prefill: called in the prefill with the work done and all of it.
-    on_prompt: called with what `Batch.fill` takes.
+    `watch` sees every block's output, `on_block` every scored block between attention and MLP; `mark` gets a name at
+    the end of each part of a pass, `on_prefill` the work done in the prefill and all of it, `on_prompt` what
+    `Batch.fill` takes.
     """
 
     watch: Watcher | None = None
@@ -227,10 +216,8 @@ class Batch:
         return self.prompts.rows
 
     def fill(self, layer: int, keys: Tensor, values: Tensor, outputs: Tensor) -> None:
-        """Take a layer's results of the prompts.
-
-        Keys, rotated, and values [rows, kv_heads, padded, head_dim]; MLP outputs [rows, tokens, width] of the last
-        tokens, a frame of them at least.
+        """Take a layer's results of the prompts: keys, rotated, and values [rows, kv_heads, padded, head_dim]; MLP
+        outputs [rows, tokens, width] of the last tokens, a frame of them at least.
         """
         self.cache.prefill(layer, keys, values)
         if self.replay is not None:

@@ -19,14 +19,12 @@ class Draws:
 
     tokens: T*N, positions of a video.
     codes: int64 [P, T*N, depth], filled as positions are decoded.
-    buffer: memory of `codes`, int64 [P, T*N + slack, depth]; passes write drafts, and up to `slack` positions beyond
-        the end of a video.
+    buffer: memory of `codes`, int64 [P, T*N + slack, depth], where passes write drafts too.
     uniforms: numbers in [0, 1) that fix the draws, shaped as `buffer`.
-    given: codes shaped as `buffer` that are taken instead of drawn ones where they are not negative; None: all drawn.
+    given: codes shaped as `buffer` that are taken where they are not negative; None: all are drawn.
     done: final positions of each video.
-    keep_logits: whether passes return logits.
-    latent: sum of the code vectors of the position that the last pass drew, [P, 1, code_width]; None where it is
-        looked up, as after a pass of several tokens.
+    latent: sum of the code vectors of the last drawn position, [P, 1, code_width]; None where it is looked up, as after
+        a pass of several tokens.
     """
 
     def __init__(self, model: Network, settings: SamplingSettings, uniforms: Tensor, slack: int = 0) -> None:
@@ -55,9 +53,7 @@ class Draws:
         self.given = F.pad(codes.to(self.buffer), (0, 0, 0, self.buffer.shape[1] - self.tokens)).contiguous()
 
     def input_latents(self, inputs: Inputs, embed: Callable[[Tensor], Tensor]) -> Tensor:
-        """Sums of the code vectors of the input tokens, [P, count, code_width]; `embed` looks up those not drawn by the
-        last pass.
-        """
+        """Sums of the code vectors of the input tokens, [P, count, code_width]: those last drawn, or by `embed`."""
         if self.latent is not None and inputs.count == 1:
             return self.latent
         return embed(inputs.of(self.buffer.transpose(0, 1)).transpose(0, 1))

@@ -1,7 +1,4 @@
-"""The step loop: prefill, then pass after pass until every position of every video is final.
-
-The only loop of the project. An `Executor` runs a pass; `Replay` decides when an MLP replays.
-"""
+"""The step loop, the only one: prefill, then pass after pass until every position of every video is final."""
 
 from __future__ import annotations
 
@@ -159,8 +156,8 @@ class Decode(Batch):
         return self
 
     def replay_shares(self) -> Tensor:
-        """Share of layers and rows that replayed by code of every decoded frame, delimiters left out, [T, codes]; 0 of
-        the last token, which is never fed back.
+        """Share of layers and rows that replayed by code of each frame, without delimiters, [T, codes]; 0 of the last
+        token.
         """
         shares = torch.zeros(self.draws.tokens)
         if self.replay is not None:
@@ -169,15 +166,11 @@ class Decode(Batch):
         by_frame = shares.view(-1, self.frame)[:, codes]
         return by_frame.repeat_interleave(self.model.spec.frame_spec.per_latent, 0)
 
-    @property
-    def _videos_at_once(self) -> int:
-        """Videos whose pixels are decoded together: on the CPU one, as rounding depends on how many there are."""
-        return 1 if self.model.device.type == "cpu" else self.prompts.videos
-
     @cached_property
     def _frame_decoders(self) -> list[FrameDecoder]:
-        ids = self.prompts.ids[: self.prompts.videos]
-        return [self.model.frame_decoder(part) for part in ids.split(self._videos_at_once)]
+        """Of all videos; on the CPU one of each, as rounding depends on how many are decoded together."""
+        parts = self.prompts.videos if self.model.device.type == "cpu" else 1
+        return [self.model.frame_decoder(part) for part in self.prompts.ids[: self.prompts.videos].chunk(parts)]
 
     @torch.inference_mode()
     def context_frames(self) -> Tensor | None:
@@ -188,7 +181,7 @@ class Decode(Batch):
     @torch.inference_mode()
     def decode_frame(self, frame: int) -> Tensor:
         """Pixels of a finished frame of every video, float32 [P, H, W, 3] in 0..255; decoded frames count from 0."""
-        codes = self.codes[:, frame * self.frame : (frame + 1) * self.frame].split(self._videos_at_once)
+        codes = self.codes[:, frame * self.frame : (frame + 1) * self.frame].chunk(len(self._frame_decoders))
         return torch.cat([decoder.frame(part) for decoder, part in zip(self._frame_decoders, codes, strict=True)])
 
 

@@ -90,14 +90,6 @@ def _checked(model: LoadedModel, prompts: Sequence[Prompt], codes: Tensor | None
     return codes.to(model.network.device, torch.int64)
 
 
-def _within(name: str, indices: Sequence[int], end: int) -> list[int]:
-    """The indices. Raises RequestError for one that is not below `end`."""
-    for index in indices:
-        if not 0 <= index < end:
-            raise RequestError(f"{name} holds {index}, allowed: 0 to {end - 1}")
-    return [int(index) for index in indices]
-
-
 def trace(
     model: LoadedModel,
     prompts: Sequence[Prompt] | None = None,
@@ -164,8 +156,10 @@ def trace(
         rule.tau.by_layer(spec.decoder.layers)
     except ValueError as e:
         raise RequestError(f"tau is {tau!r}: {e}") from None
-    shown = _within("steps", range(tokens) if steps is None else steps, tokens)
-    watched = _within("mlp_tokens", mlp_tokens, tokens - 1)
+    shown, watched = list(range(tokens) if steps is None else steps), list(mlp_tokens)
+    for name, indices, end in (("steps", shown, tokens), ("mlp_tokens", watched, tokens - 1)):
+        if outside := [index for index in indices if not 0 <= index < end]:
+            raise RequestError(f"{name} holds {outside[0]}, allowed: 0 to {end - 1}")
     frames, sampling = tokens // spec.tokens_per_frame, SamplingSettings(cfg=scale)
     settings = DecodeSettings(frames, sampling, rule, keep_tas=True, executor=executor, kv_dtype=kv_dtype)
     decode, _ = begin(model, given, seeds, settings, backend)

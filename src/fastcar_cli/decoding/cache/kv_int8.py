@@ -144,9 +144,7 @@ class Int8KVCache(KVCache):
         return torch.cat([text, in_ring, left], -1)
 
     def snapshot(self, t: Tensor) -> list[Restore]:
-        """See `KVCache.snapshot`. Without a window a token that leaves the ring for a draft has a place of its own,
-        which nothing reads before that draft is final.
-        """
+        """See `KVCache.snapshot`; without a window a token that a draft moves has a place of its own, not read yet."""
         ring, old = super().snapshot(t), self.older
         if self.window is None or not old.keys.shape[3]:
             return ring

@@ -58,9 +58,7 @@ class Pass(NamedTuple):
 class Drafter:
     """Drafts the next tokens of every video of a batch, and says how many are right.
 
-    window: most input tokens of a video in a pass.
-    passes: what was run, in order.
-    drafted: whether a final position was an accepted draft, bool [P, T*N].
+    passes: what was run, in order. drafted: whether a final position was an accepted draft, bool [P, T*N].
     """
 
     def __init__(
@@ -97,10 +95,7 @@ class Drafter:
         self.drafted = torch.zeros(draws.videos, draws.tokens, dtype=torch.bool)
 
     def inputs(self, most: int) -> Inputs:
-        """The inputs of the next pass, at most this many of a video; writes their codes into the draws.
-
-        A video that has ended takes its last token again and again, without effect.
-        """
+        """The inputs of the next pass, at most this many of a video; a video that has ended repeats its last token."""
         draws, self._drafts = self._draws, None
         least, first = min(draws.done), tuple(done - 1 for done in draws.done)
         window = self.window if self._choice is None else self._choice.choose(partial(self._promising, least))

@@ -15,8 +15,8 @@ from fastcar_cli.decoding.inputs import Inputs, Restore
 
 
 class Passed(NamedTuple):
-    """What `Executor.advance` needs of a pass: what replayed, bool, and scores float32, [layers, rows, count], or None
-    without replay; what restores the slots of drafts; and how many tokens of a video it ran, at least the inputs.
+    """What `Executor.advance` needs of a pass: what replayed, bool, and scores float32, [layers, rows, count], or None;
+    what restores the slots of drafts; how many tokens of a video it ran, at least the inputs.
     """
 
     flags: Tensor | None = None
@@ -26,9 +26,7 @@ class Passed(NamedTuple):
 
 
 class Executor:
-    """Decodes a batch, pass by pass: `prefill`, `draw` of position 0, then `advance` and `step` in turn, in inference
-    mode.
-    """
+    """Decodes a batch in inference mode: `prefill`, `draw` of position 0, then `advance` and `step` in turn."""
 
     name: str
     most_inputs = 1
@@ -80,9 +78,8 @@ class Executor:
         raise NotImplementedError
 
     def advance(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
-        """Make the first `accepted` inputs of each video final, at least one, and take the others back.
-
-        The caches get back what the others overwrote, and the replay rule learns from the final ones.
+        """Make the first `accepted` inputs of each video final, at least one; take back what the others left in the
+        caches.
         """
         replay, (flags, scores, restores, ran) = self._batch.replay, self._passed
         if restores and min(accepted) < ran:

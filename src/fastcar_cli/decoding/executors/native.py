@@ -86,12 +86,6 @@ def _transformer(depth: DepthTransformer) -> native.DepthWeights:
     )
 
 
-def float_codebooks(model: Network) -> list[Tensor]:
-    """A codebook a depth, float32 [codes, code_width]; a codebook of a model has one row more."""
-    by_book = {book: book.weight[: model.spec.codes].float().contiguous() for book in model.codebooks}
-    return [by_book[book] for book in model.codebooks]
-
-
 def code_draw(batch: Batch, codebooks: Sequence[Tensor], threads: int, most: int) -> native.CodeDraw:
     """What draws the codes of a batch as the kernels take it; matrices are not copied."""
     model, sampling = batch.model, batch.settings.sampling
@@ -113,9 +107,7 @@ def code_draw(batch: Batch, codebooks: Sequence[Tensor], threads: int, most: int
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Inside, torch computes with this thread alone: its helpers spin after each operation and would take cores from
-    the native products in between.
-    """
+    """Inside, torch computes with this thread alone: its idle helpers would take cores from the native products."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -170,7 +162,11 @@ class NativeExecutor(Executor):
                 self._added = self._added + last.bias
             self._maps[-1] = replace(last, bias=None), last_threads
         # Without a depth transformer no code vectors are summed, and the table may be as large as a vocabulary.
-        self._codebooks = [torch.empty(model.spec.codes, 0)] if model.depth is None else float_codebooks(model)
+        self._codebooks = [torch.empty(model.spec.codes, 0)]
+        if model.depth is not None:
+            # By depth, without the last row of a model's codebook.
+            tables = {book: book.weight[: model.spec.codes].float().contiguous() for book in model.codebooks}
+            self._codebooks = [tables[book] for book in model.codebooks]
         self._draw = code_draw(batch, self._codebooks, threads, most_inputs)
         sampling = batch.settings.sampling
         self._top_p = [sampling.top_p_of(index // batch.frame) for index in range(batch.draws.buffer.shape[1])]

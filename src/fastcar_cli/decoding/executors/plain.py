@@ -6,7 +6,6 @@ The only one for observers, other scores than TAS and other MLP backends, and th
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -19,15 +18,6 @@ from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.replay.replay import replays, temporal_attention_score
 from fastcar_cli.decoding.replay.scores import DEFAULT, BlockState, GateScorer, noise
 from fastcar_cli.models.decoder import rotate
-
-
-@dataclass
-class _Heads:
-    """Queries of one token before and after rotation, and what the heads put out, each [rows, heads, 1, head_dim]."""
-
-    query: Tensor = field(default_factory=Tensor)
-    rotated: Tensor = field(default_factory=Tensor)
-    output: Tensor = field(default_factory=Tensor)
 
 
 class PlainExecutor(Executor):
@@ -76,20 +66,22 @@ class PlainExecutor(Executor):
         thresholds = replay.thresholds(inputs)[0] if replay is not None and replay.reached(inputs) else None
         mask = None if step.mask is None else step.mask[:, None, None]
         for i, block in enumerate(llm.blocks):
-            before, heads = x, _Heads()
+            # Queries before and after rotation, and the output of the heads, each [rows, heads, 1, head_dim].
+            before, heads = x, list[Tensor]()
 
-            def attend(q: Tensor, k: Tensor, v: Tensor, i: int = i, heads: _Heads = heads) -> Tensor:
+            def attend(q: Tensor, k: Tensor, v: Tensor, i: int = i, heads: list[Tensor] = heads) -> Tensor:
                 self._mark("attention.projections")
-                heads.query, heads.rotated, k = q, rotate(q, cos, sin), rotate(k, cos, sin)
+                rotated, k = rotate(q, cos, sin), rotate(k, cos, sin)
                 self._mark("attention.rotary")
                 keys, values = batch.cache.append(i, k, v, step)
                 # One query a head: the query heads of a group are query positions here.
-                grouped = heads.rotated.view(len(q), keys.shape[1], -1, q.shape[-1])
-                heads.output = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).reshape(q.shape)
+                grouped = rotated.view(len(q), keys.shape[1], -1, q.shape[-1])
+                output = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).reshape(q.shape)
+                heads.extend((q, rotated, output))
                 self._mark("attention.core")
-                return heads.output
+                return output
 
-            def mlp(x: Tensor, i: int = i, heads: _Heads = heads, before: Tensor = before) -> Tensor:
+            def mlp(x: Tensor, i: int = i, heads: list[Tensor] = heads, before: Tensor = before) -> Tensor:
                 self._mark("attention.output")
                 if replay is not None and replay.scored[i]:
                     if thresholds is not None or self._scorer is not None:
@@ -112,11 +104,13 @@ class PlainExecutor(Executor):
         self._mark("heads")
         return x
 
-    def _score(self, layer: int, inputs: Inputs, step: Reach, heads: _Heads, before: Tensor, after: Tensor) -> Tensor:
+    def _score(
+        self, layer: int, inputs: Inputs, step: Reach, heads: list[Tensor], before: Tensor, after: Tensor
+    ) -> Tensor:
         """The scores [rows] of a layer; `before` and `after` attention is the residual stream."""
         batch, replay = self._batch, self._batch.replay
         assert replay is not None
-        query, rotated = heads.query[:, :, 0], heads.rotated[:, :, 0]
+        query, rotated = heads[0][:, :, 0], heads[1][:, :, 0]
         definition, key = replay.rule.tas_definition, batch.cache.aligned_key(layer, step)
         if self._scorer is None:
             return temporal_attention_score(rotated if definition == "attention" else query, key)
@@ -130,7 +124,7 @@ class PlainExecutor(Executor):
             query=query,
             rotated=rotated,
             aligned_key=key,
-            attention=block.self_attn.merge(heads.output)[:, 0],
+            attention=block.self_attn.merge(heads[2])[:, 0],
             after=after,
             replayable=replay.outputs[layer, :, t % replay.frame],
             noise=self._noise[t, layer],

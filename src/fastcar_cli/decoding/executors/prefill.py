@@ -79,7 +79,7 @@ def _run_block(batch: Batch, layer: int, block: Block, part: PromptPart) -> list
 def _joined(kinds: Sequence[Tensor], parts: Sequence[PromptPart], padded: int = 1) -> Tensor:
     """Tensors of the parts, each [rows, ..., its padded, n], as one of the batch: [rows, ..., padded, n].
 
-    In memory a token's numbers lie together, as the blocks leave them: the rounding of sums over tokens depends on it.
+    A token's numbers lie together in memory, as blocks leave them: the rounding of sums over tokens depends on it.
     """
     if len(parts) == 1 and len(parts[0].videos) == 1:
         return kinds[0]

@@ -49,14 +49,11 @@ def _key(batch: Batch) -> str:
 
     model, inputs = batch.model, graph.inputs_limit(batch)
     spec = json.dumps(model.spec.to_dict(), sort_keys=True) + str(model.weights_bytes())
-    parts = (
-        torch.cuda.get_device_name(model.device),
-        *(f"torch {torch.__version__}", f"cuda {torch.version.cuda}", f"triton {triton.__version__}"),
-        *(f"fastcar {__version__}", str(model.dtype), f"weights {model.weight_format}"),
-        f"{batch.rows} rows" + (f" of {inputs} tokens" if inputs > 1 else ""),
-        f"shapes {hashlib.sha256(spec.encode()).hexdigest()[:12]}",
-    )
-    return ", ".join(parts)
+    versions = f"torch {torch.__version__}, cuda {torch.version.cuda}, triton {triton.__version__}"
+    rows = f"{batch.rows} rows" + (f" of {inputs} tokens" if inputs > 1 else "")
+    shapes = hashlib.sha256(spec.encode()).hexdigest()[:12]
+    own = f"fastcar {__version__}, {model.dtype}, weights {model.weight_format}, {rows}, shapes {shapes}"
+    return f"{torch.cuda.get_device_name(model.device)}, {versions}, {own}"
 
 
 def _read(file: Path) -> dict[str, Any]:

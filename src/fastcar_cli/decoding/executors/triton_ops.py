@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +12,6 @@ from fastcar_cli.kernels.gpu.linear import Matrix, linear
 from fastcar_cli.kernels.gpu.mlp import Cached, mlp
 from fastcar_cli.kernels.gpu.norm import norm, norm_heads
 from fastcar_cli.models.decoder import Block, RMSNorm
-from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.weights.quantised import QuantisedLinear
 
 
@@ -45,15 +42,14 @@ class TritonOps:
         self._query = empty(lines, heads, d)
         self._attended = empty(lines, heads * d)
         self._middle = empty(lines, spec.mlp_width)
-        chunks = chunks_of(cache.k.shape[3])
-        self._scratch = (
-            empty(lines, heads, chunks, d, dtype=torch.float32),
-            empty(lines, heads, chunks, dtype=torch.float32),
-            empty(lines, heads, chunks, dtype=torch.float32),
-        )
+        chunks, floats = (lines, heads, chunks_of(cache.k.shape[3])), torch.float32
+        self._scratch = empty(*chunks, d, dtype=floats), empty(*chunks, dtype=floats), empty(*chunks, dtype=floats)
         self._depth, self._logits = model.depth, empty(lines, model.spec.codes)
         if model.depth is not None:
-            self._depth_scratch(model.depth.spec, lines, empty)
+            depth = model.depth.spec
+            self._wide, self._wide_normed, self._wide_attended = (empty(lines, depth.width) for _ in range(3))
+            self._wide_middle = empty(lines, 4 * depth.width)
+            self._past = empty(depth.blocks, depth.depth, lines, 3 * depth.width)
         ring = cache.window or 0, cache.first_ring_slot
         self._extent = Extent(cache.padded, cache.frame, *ring, batch.prompts.aligned)
         # In a ring an input token takes the slot of one that those before it still attend to.
@@ -61,13 +57,6 @@ class TritonOps:
         self._attending = [slice(first, first + at_once) for first in range(0, lines, at_once)]
         # By input token and row, also where all prompts are equally long.
         self._cos, self._sin = (a.expand(-1, rows, -1).contiguous() for a in (batch.places.cos, batch.places.sin))
-
-    def _depth_scratch(self, d_spec: DepthSpec, lines: int, empty: Callable[..., Tensor]) -> None:
-        """What the depth transformer computes in."""
-        self._wide = empty(lines, d_spec.width)
-        self._wide_normed, self._wide_attended = empty(lines, d_spec.width), empty(lines, d_spec.width)
-        self._wide_middle = empty(lines, 4 * d_spec.width)
-        self._past = empty(d_spec.blocks, d_spec.depth, lines, 3 * d_spec.width)
 
     def norm(self, layer: RMSNorm, x: Tensor) -> Tensor:
         """RMS norm of [lines, width]. The result is overwritten by the next norm."""

@@ -30,11 +30,6 @@ GOLDEN = 0.6180339887498949
 SETTINGS_A_FRAME = 16
 
 
-def most_replays(visits: int, max_age: int | None) -> int:
-    """How often a place visited `visits` times can replay where one value may do so `max_age` times in a row."""
-    return visits if max_age is None else visits - visits // (max_age + 1)
-
-
 def max_ratio(
     frames: int, tokens_per_frame: int, max_age: int | None = None, dense: Sequence[int] = (), first: int = 1
 ) -> float:
@@ -43,8 +38,8 @@ def max_ratio(
     if passes < 1 or frames <= first:
         return 0.0
     # The last place's last token is never fed back, so that place is visited once less.
-    often, last = most_replays(frames - first, max_age), most_replays(frames - first - 1, max_age)
-    end = tokens_per_frame - 1
+    visits, end = (frames - first, frames - first - 1), tokens_per_frame - 1
+    often, last = (n if max_age is None else n - n // (max_age + 1) for n in visits)
     return (often * (end - sum(place < end for place in dense)) + last * (end not in dense)) / passes
 
 

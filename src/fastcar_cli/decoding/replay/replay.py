@@ -50,10 +50,9 @@ class ReplayRule:
 
 
 def temporal_attention_score(q: Tensor, k_aligned: Tensor) -> Tensor:
-    """Mean over heads of <q, k_aligned> / sqrt(head_dim), [rows, ...].
+    """Mean over heads of <q, k_aligned> / sqrt(head_dim), [rows, ...]; a key head serves a group of query heads.
 
-    q [rows, heads, ..., head_dim], k_aligned [rows, kv_heads, ..., head_dim]; each key head serves a group of query
-    heads.
+    q [rows, heads, ..., head_dim], k_aligned [rows, kv_heads, ..., head_dim].
     """
     heads, d = q.shape[1], q.shape[-1]
     if k_aligned.shape[1] != heads:
@@ -68,11 +67,7 @@ def replays(scores: Tensor, thresholds: Tensor | float) -> Tensor:
 
 @dataclass(frozen=True)
 class ReplayStats:
-    """What was replayed.
-
-    Ratios count layers x rows x (T*N - 1) decisions, as the released code does; `eligible_ratio` counts those that may
-    replay.
-    """
+    """Ratios over layers x rows x (T*N - 1) decisions, as released; eligible: of those that may replay."""
 
     ratio: float
     eligible_ratio: float
@@ -144,9 +139,7 @@ class Replay:
         self.controller, self.scored = None, torch.ones_like(self.scored)
 
     def prefill(self, layer: int, outputs: Tensor) -> None:
-        """Store a layer's MLP outputs [rows, tokens, width] of the prompts' last tokens, up to a frame of them, at
-        their places.
-        """
+        """Store MLP outputs [rows, tokens, width] of the prompts' last tokens, up to a frame, at their places."""
         if count := min(self._aligned, self.frame):
             places = torch.arange(-count, 0, device=outputs.device) % self.frame
             self.outputs[layer, :, places] = outputs[:, -count:]

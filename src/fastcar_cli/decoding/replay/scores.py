@@ -137,9 +137,8 @@ class GateScorer:
 
 
 def noise(uniforms: Tensor, layers: int, rows: int) -> Tensor:
-    """Random numbers in [0, 1) for the score `random`, [T*N, layers, rows], on the CPU.
-
-    uniforms [P, T*N, depth]: the first one of each video seeds its generator, whatever else is in the batch.
+    """Random numbers in [0, 1) for the score `random`, [T*N, layers, rows], on the CPU, seeded by a video's first
+    uniform.
     """
     videos = len(uniforms)
     each = []
