@@ -16,7 +16,8 @@ from fastcar_cli.config.tau import Tau
 from fastcar_cli.decoding.batch import DecodeSettings
 from fastcar_cli.decoding.cache.kv_int8 import Int8KVCache
 from fastcar_cli.decoding.engine import Decode, begin
-from fastcar_cli.decoding.executors import native_prefill, prefill
+from fastcar_cli.decoding.executors import native as native_executor
+from fastcar_cli.decoding.executors import prefill
 from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.inputs.prompt import TokenisedClip
 from fastcar_cli.kernels import native
@@ -100,7 +101,7 @@ def test_native_pieces_of_packed_weights(
     model = models[f"{kind} int8"]
     whole = left(decode_of(model, "native", **CACHES[cache]))
     close(whole, left(decode_of(model, "torch", **CACHES[cache])), 2e-3)
-    monkeypatch.setattr(native_prefill, "TOKENS", 7)
+    monkeypatch.setattr(native_executor, "PREFILL_TOKENS", 7)
     close(left(decode_of(model, "native", **CACHES[cache])), whole, 0)
 
 

@@ -76,6 +76,8 @@ class KVCache:
         1, head_dim], in which index i lies in slot i % (N + 1).
     table: `Slots` of every input token, int64 [tokens - 1, 6].
     nbytes: bytes allocated.
+    overwrites: whether a token can take the slot of another one.
+    most_inputs: most tokens of a row that one pass can append, each to a slot of its own.
     pad: padding before each prompt, int64 [rows].
     sinks: sinks of each row, int64 [rows]: as requested, at most the tokens of its own prompt.
     first_ring_slot: slots set apart for sinks.
@@ -113,6 +115,7 @@ class KVCache:
     def _allocate(self, heads: tuple[int, ...], width: int, tokens: int, dtype: torch.dtype) -> None:
         """Make the tensors for this many visual tokens; `heads` are layers, rows and KV heads."""
         device = self.pad.device
+        self.overwrites, self.most_inputs = self.window is not None, min(self.frame, self.window or self.frame)
         slots = self.padded + tokens if self.window is None else self.first_ring_slot + self.window
         self.k, self.v = torch.zeros(2, *heads, slots, width, dtype=dtype, device=device)
         self.aligned = self.k
@@ -122,16 +125,6 @@ class KVCache:
     def _tensors(self) -> list[Tensor]:
         """Keys and values in floats."""
         return list({id(tensor): tensor for tensor in (self.k, self.v, self.aligned)}.values())
-
-    @property
-    def overwrites(self) -> bool:
-        """Whether a token can take the slot of another one."""
-        return self.window is not None
-
-    @property
-    def most_inputs(self) -> int:
-        """Most tokens of a row that one pass can append, each to a slot of its own."""
-        return self.frame if self.window is None else min(self.frame, self.window)
 
     def _slots(self, t: Tensor) -> Slots:
         """Of visual tokens t, int64 [n]."""

@@ -60,20 +60,11 @@ class Int8KVCache(KVCache):
         if ring <= self.frame:
             self.aligned = torch.zeros(*heads, self.frame + 1, width, dtype=dtype, device=device)
         count = max(0, (self._framed + tokens if self.window is None else self.window) - ring)
+        most = count if self.window is not None and count else self.frame
+        self.overwrites, self.most_inputs = True, min(ring - 1, most)
         numbers = torch.zeros(2, *heads, count, width, dtype=torch.int8, device=device)
         scales = torch.zeros(2, *heads, count, device=device)
         self.older = OlderTokens(*numbers, *scales, *torch.zeros(2, *heads, width, device=device))
-
-    @property
-    def overwrites(self) -> bool:
-        """See `KVCache.overwrites`: always, the last tokens lie in a ring."""
-        return True
-
-    @property
-    def most_inputs(self) -> int:
-        """See `KVCache.most_inputs`."""
-        older = self.older.keys.shape[3] if self.window is not None else 0
-        return min(self._ring - 1, older or self.frame)
 
     def _slots(self, t: Tensor) -> Slots:
         ring, i, none, t = self._ring, self.padded + t, torch.zeros_like(t), self._framed + t

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fastcar_cli.decoding.batch import Batch, Step
-from fastcar_cli.decoding.executors import native_prefill
+from fastcar_cli.decoding.cache.kv_cache import prompt_mask
 from fastcar_cli.decoding.executors.executor import Executor, Passed
 from fastcar_cli.decoding.inputs import Inputs, Restore
 from fastcar_cli.decoding.sampling import not_finite
@@ -24,6 +24,8 @@ from fastcar_cli.weights.quantised import QuantisedLinear, multiplied_by
 
 # Below this many bytes of weights one thread is done before a second one has its share.
 SMALL = 128 * 1024
+# Tokens of prompts, of all rows, in a pass: their products are bound by arithmetic, and more would take more memory.
+PREFILL_TOKENS = 256
 
 
 def obstacle(model: Network) -> str | None:
@@ -181,11 +183,64 @@ class NativeExecutor(Executor):
         if not any(isinstance(m, QuantisedLinear) for block in batch.model.llm.blocks for m in block.modules()):
             return super().prefill()
         # Padding has no place among the keys of the native kernels.
-        if batch.prompts.aligned and batch.rows <= native_prefill.TOKENS and not bool(batch.cache.pad.any()):
-            hidden = native_prefill.prefill(batch, self._prompt_inputs(), self._blocks, self._threads)
-            return batch.model.llm.norm(hidden.to(self._dtype))
+        if batch.prompts.aligned and batch.rows <= PREFILL_TOKENS and not bool(batch.cache.pad.any()):
+            return batch.model.llm.norm(self._run_prompts(self._prompt_inputs()).to(self._dtype))
         with _alone(), multiplied_by(self._packed_product):
             return super().prefill()
+
+    def _run_prompts(self, x: Tensor) -> Tensor:
+        """Run prompts from the first block's inputs [rows, padded, width] on, a layer at a time; fills the caches.
+
+        Returns the last hidden states before the final norm, float32 [rows, width].
+        """
+        batch, model, prompts, settings = self._batch, self._batch.model, self._batch.prompts, self._batch.settings
+        # Videos with the same prompt share its run.
+        chosen, back = list[int](), [0] * batch.rows
+        for videos, _ in prompts.apart():
+            for i, own in enumerate(zip(*videos, strict=True), len(chosen)):
+                for row in own:
+                    back[row] = i
+            chosen += videos[0]
+        spec, rows, padded = model.spec.decoder, len(chosen), prompts.padded
+        x, index, none = x[chosen].float(), torch.arange(padded), torch.zeros(padded, dtype=torch.int64)
+        cos, sin = (angles.float() for angles in model.llm.rotary(index[:, None], model.dtype))
+        # Of one layer: the caches receive what it makes of all prompts before the next one runs.
+        heads = torch.empty(2, 1, rows, spec.kv_heads, padded, spec.head_dim, dtype=model.dtype)
+        outputs = torch.empty(1, rows, padded, spec.width, dtype=model.dtype)
+        most = PREFILL_TOKENS // rows
+        for layer, block in enumerate(self._blocks):
+            run = native.DecoderPass(
+                [block],
+                None,
+                spec.rms_eps,
+                heads=spec.heads,
+                kv_heads=spec.kv_heads,
+                keys=heads[0],
+                values=heads[1],
+                aligned=heads[0],
+                outputs=outputs,
+                table=torch.stack([index, index + 1, none, index, none, none - 1], 1),
+                cos=cos,
+                sin=sin,
+                start=none[:rows].clone(),
+                most=most,
+                threads=self._threads,
+            )
+            for first in range(0, padded, most):
+                part, places, mask = x[:, first : first + most].contiguous(), None, None
+                last = first + part.shape[1]
+                if settings.window is not None:
+                    mask = torch.zeros(rows, last - first, padded, dtype=torch.bool)
+                    seen = prompt_mask(prompts.lengths[:1], padded, settings.window, settings.sinks, first, last)
+                    mask[:, :, :last] = seen[:, 0]
+                    mask = mask.flatten(0, 1)
+                if self._absolute is not None:
+                    places = self._absolute(index[first:last].repeat(rows), torch.float32)
+                run(part, [first] * rows, places=places, mask=mask)
+                x[:, first:last] = part
+                batch.observers.prefilled(layer * padded + last, len(self._blocks) * padded)
+            batch.fill(layer, heads[0, 0][back], heads[1, 0][back], outputs[0][back])
+        return x[back, -1]
 
     def _packed_product(self, module: QuantisedLinear, x: Tensor) -> Tensor:
         pieces, weight = x.flatten(0, -2).float().split(native.MOST_ROWS), _linear(module)
