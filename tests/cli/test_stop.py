@@ -176,7 +176,7 @@ def test_json_shows_progress_on_a_terminal(tmp_path: Path, terminal: bool, monke
     def console(quiet: bool = False) -> Console:
         return Console(file=printed, quiet=quiet, force_terminal=terminal, markup=False, emoji=False)
 
-    monkeypatch.setattr(render, "console", console)
+    monkeypatch.setattr("fastcar_cli.cli.generate.console", console)
     arguments = ["generate", PROMPT, "--json", "--frames", "1", "-o", str(tmp_path / "a.gif")]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.exception
