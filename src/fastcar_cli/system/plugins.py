@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from fastcar_cli.errors import RequestError
@@ -46,9 +48,16 @@ Recogniser: TypeAlias = "Callable[[Any, int, int], World | None]"
 
 def _entries(group: str) -> EntryPoints:
     # Most commands need none, and the import takes a tenth of the time of the shortest.
-    from importlib.metadata import entry_points
+    from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
-    return entry_points(group=group)
+    installed, project = entry_points(group=group), Path(__file__).parents[3] / "pyproject.toml"
+    # A checkout that is on the path and not installed says in pyproject.toml what its entry points would be.
+    if not installed and sys.version_info >= (3, 11) and project.is_file():
+        import tomllib
+
+        declared = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["entry-points"].get(group, {})
+        return EntryPoints(EntryPoint(name, value, group) for name, value in declared.items())
+    return installed
 
 
 def command_names() -> list[str]:
