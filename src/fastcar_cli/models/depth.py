@@ -35,15 +35,11 @@ class DepthAttention(nn.Module):
     def __init__(self, spec: DepthSpec) -> None:
         super().__init__()
         self.heads = spec.heads
-        self.key = nn.Linear(spec.width, spec.width)
-        self.query = nn.Linear(spec.width, spec.width)
-        self.value = nn.Linear(spec.width, spec.width)
-        self.proj = nn.Linear(spec.width, spec.width)
+        self.key, self.query, self.value, self.proj = (nn.Linear(spec.width, spec.width) for _ in range(4))
 
     def split(self, x: Tensor) -> Tensor:
         """[B, S, width] -> [B, heads, S, width / heads]."""
-        b, s, w = x.shape
-        return x.view(b, s, self.heads, w // self.heads).transpose(1, 2)
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def forward(self, x: Tensor, past: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """[B, S, width] with the keys and values of earlier depths; returns output and all keys, values."""
@@ -60,8 +56,7 @@ class DepthBlock(nn.Module):
 
     def __init__(self, spec: DepthSpec) -> None:
         super().__init__()
-        self.ln1 = nn.LayerNorm(spec.width)
-        self.ln2 = nn.LayerNorm(spec.width)
+        self.ln1, self.ln2 = nn.LayerNorm(spec.width), nn.LayerNorm(spec.width)
         self.attn = DepthAttention(spec)
         self.mlp = nn.Sequential(
             nn.Linear(spec.width, 4 * spec.width), nn.GELU(), nn.Linear(4 * spec.width, spec.width)

@@ -64,10 +64,8 @@ class BundledCheckpoint(Checkpoint):
                 raise wrong(file, "base", self.base.name, "a model folder that has no base itself")
             return shared | data
         if (kind := data.get("model_type")) is not None:
-            raise RequestError(
-                f"{file}: key 'model_type' is {kind!r}, allowed: 'vila_u_llama' with the folders llm, vision_tower, "
-                "mm_projector beside it"
-            )
+            allowed = "'vila_u_llama' with the folders llm, vision_tower, mm_projector beside it"
+            raise RequestError(f"{file}: key 'model_type' is {kind!r}, allowed: {allowed}")
         raise RequestError(f"{file}: key 'format' is {data.get('format')!r}, allowed: {FORMAT!r}")
 
     def files(self, name: str = "model.safetensors") -> tuple[Path, ...]:

@@ -107,10 +107,8 @@ class CosmosCheckpoint(Released):
         decoder, codes = _decoder(folder)
         tokenizer = read_tokenizer_spec(beside)
         if codes != tokenizer.codes:
-            raise RequestError(
-                f"weights file {folder / MODEL}, key 'output.weight': {codes} rows, the tokenizer {beside} has "
-                f"{tokenizer.codes} codes"
-            )
+            place = f"weights file {folder / MODEL}, key 'output.weight'"
+            raise RequestError(f"{place}: {codes} rows, the tokenizer {beside} has {tokenizer.codes} codes")
         return CosmosSpec(folder.resolve().name or "cosmos", FRAMES, FPS, decoder, tokenizer)
 
     def components(self, network: Network) -> list[Component]:
@@ -159,9 +157,8 @@ def _decoder(folder: Path) -> tuple[DecoderSpec, int]:
         if size % head:
             key = f"layers.0.attention.w{part}.weight"
             raise RequestError(f"weights file {file}, key {key!r}: {size} rows, needed: a multiple of {head}")
-    layers = 1 + max(
-        int(key.split(".")[1]) for key in shapes if key.startswith("layers.") and key.split(".")[1].isdigit()
-    )
+    numbers = (key.split(".")[1] for key in shapes if key.startswith("layers."))
+    layers = 1 + max(int(number) for number in numbers if number.isdigit())
     text = "layers.0.cross_attention.wk.weight" in shapes
     grown = (layers, width) == (40, 5120) or any(size in folder.resolve().name for size in _GROWN)
     mlp = shapes.of("layers.0.feed_forward.w1.weight", 2)[0]

@@ -60,12 +60,6 @@ class _Tower(Foreign):
 class _Projector(Foreign):
     mm_projector_type: str
 
-    @property
-    def layers(self) -> int | None:
-        """Number of linear layers; None of an unknown type."""
-        known = re.fullmatch(r"identity|linear|mlp([1-9]\d*)x_gelu", self.mm_projector_type)
-        return None if known is None else int(known[1] or self.mm_projector_type == "linear")
-
 
 def spec_of(name: str, root: Path, llm: object = None, tower: object = None, projector: object = None) -> ModelSpec:
     """The specification that the config files of the parts under `root`, or their given contents, describe.
@@ -87,10 +81,10 @@ def spec_of(name: str, root: Path, llm: object = None, tower: object = None, pro
     if transformer.embed_dim % transformer.heads:
         allowed = f"a divisor of embed_dim {transformer.embed_dim}"
         raise wrong(files[1], "rqtransformer.head.block.n_head", transformer.heads, allowed)
-    mapping = read_checked(_Projector, files[2], projector)
-    if mapping.layers is None:
-        raise wrong(files[2], "mm_projector_type", mapping.mm_projector_type, "linear, mlpNx_gelu or identity")
-    if mapping.layers == 0 and code_width != decoder.width:
+    kind = read_checked(_Projector, files[2], projector).mm_projector_type
+    if (known := re.fullmatch(r"identity|linear|mlp([1-9]\d*)x_gelu", kind)) is None:
+        raise wrong(files[2], "mm_projector_type", kind, "linear, mlpNx_gelu or identity")
+    if kind == "identity" and code_width != decoder.width:
         raise wrong(files[2], "mm_projector_type", "identity", f"code width {code_width} equal to {decoder.width}")
     return ModelSpec(
         name=name,
@@ -115,7 +109,7 @@ def spec_of(name: str, root: Path, llm: object = None, tower: object = None, pro
             shared_codebook=autoencoder.shared_codebook,
             latent_size=autoencoder.decoder_latent_shape,
         ),
-        projector_layers=mapping.layers,
+        projector_layers=int(known[1] or kind == "linear"),
     )
 
 
