@@ -106,9 +106,7 @@ def mlp_of(mlp: MLP, preset: Preset) -> Callable[[Tensor], Tensor]:
 
 
 class FpgaBackend:
-    """Computes the MLPs in an accelerator's format. Raises RequestError for too many rows, and for weights that the
-    format can't hold.
-    """
+    """Computes the MLPs in an accelerator's format. Raises RequestError for too many rows, and for other weights."""
 
     name = "fpga-sim"
 

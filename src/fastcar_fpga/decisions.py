@@ -45,9 +45,7 @@ class Windows:
             raise ValueError(f"{taken.sum()} input tokens, decisions of {self.replayed.shape[2]}")
 
     def within(self, tokens: int) -> Windows:
-        """The same passes with at most so many input tokens of a video: a longer one is taken in several, less those
-        whose tokens all follow a rejected one.
-        """
+        """The same in passes of at most so many tokens of a video, without those that only have rejected tokens."""
         parts = -(-self.taken // tokens)
         number = np.repeat(np.arange(len(parts)), parts)
         offset = (np.arange(len(number)) - (parts.cumsum() - parts)[number]) * tokens
@@ -81,10 +79,7 @@ class Windows:
         return by_draft.reshape(layers, -1, len(self.taken))
 
     def final(self, tokens: int) -> Bits:
-        """Decisions of the first input tokens of each row, those that became final: [layers, rows, tokens].
-
-        Raises ValueError where a video has fewer.
-        """
+        """Decisions of the first final tokens of each row, [layers, rows, tokens]; ValueError where there are fewer."""
         if self.accepted.sum(0).min() < tokens:
             raise ValueError(f"{self.accepted.sum(0).min()} final tokens, not {tokens}")
         begin = self.taken.cumsum() - self.taken

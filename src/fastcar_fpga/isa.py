@@ -220,9 +220,7 @@ class Span:
 
 
 def spans(program: Program, rates: Rates, *, loaded: bool = False) -> list[Span]:
-    """Every instruction of a stream on one core; loaded: tiles that fit the buffer wait in it (a late join of a
-    multicast).
-    """
+    """Every instruction of a stream on one core; loaded: the tiles that fit the buffer wait in it."""
     return round_spans(program, rates, (0,), loaded=loaded)[0]
 
 

@@ -278,9 +278,7 @@ class Preset(Entry):
 
 
 def load_preset(name: str) -> Preset:
-    """A shipped preset by name or a YAML file by path, over the keys of its `base`. Raises RequestError naming file and
-    key.
-    """
+    """A shipped preset by name or a YAML file, over the keys of its `base`. Raises RequestError naming file and key."""
     folder = preset_folder() / "fpga"
     data, path = read_preset("accelerator preset", name, fpga_presets(), folder)
     bases: list[str] = []

@@ -61,8 +61,6 @@ def _head_norm_kernel(
 
 
 def norm_heads(qkv: Tensor, q: Tensor, k: Tensor, eps: float, heads: int, kv_heads: int) -> None:
-    """RMS norm of every head of the queries and keys in qkv [lines, (heads + 2 kv_heads) head_dim], in place, with
-    weights q and k [head_dim].
-    """
+    """RMS norm, in place, of the query and key heads in qkv [lines, (heads + 2 kv_heads) head_dim]; q, k: weights."""
     sizes = {"H": heads, "KV": kv_heads, "D": len(q), "BLOCK": triton.next_power_of_2(len(q))}
     _head_norm_kernel[(len(qkv), heads + kv_heads)](qkv, q, k, eps, **sizes, num_warps=1, **early(qkv))
