@@ -33,11 +33,9 @@ if TYPE_CHECKING:
 class Decode(Batch):
     """A batch and the loop that decodes it; `Decode.of` makes one.
 
-    executor: runs the passes; chosen when decoding begins, where it is not set before.
+    executor: runs the passes; chosen, with the reason `why`, when decoding begins. `release` leaves `executor_name`.
     saved: fills the caches from a file, or by the prefill that it gets, which it saves; None: no file.
     windows: what `--draft auto` has learned of earlier videos like these.
-    executor_name: its name, also after `release`; None before decoding begins.
-    why: the reason for the choice, for people.
     """
 
     executor: Executor | None = None

@@ -13,9 +13,9 @@ Index = slice | tuple[Tensor, Tensor | int]
 class Inputs:
     """The input tokens of one pass: `count` visual tokens of each video, from its own `first` on.
 
-    The first token is final, the others are drafts, which may be taken back. Token t is an input of the pass that
-    predicts token t + 1; -1 is the prompt's last token. `common` is the first token where it is the same in all videos,
-    else None: then tables are read by slices, else by tensors of tokens.
+    The first token is final, the others are drafts. Token t is an input of the pass that predicts token t + 1; -1 is
+    the prompt's last token. `common` is the first token where it is the same in all videos, else None: then tables are
+    read by slices, else by tensors of tokens.
     """
 
     def __init__(self, first: tuple[int, ...], count: int = 1) -> None:

@@ -72,17 +72,14 @@ class KVCache:
     """Keys and values of a batch of videos with this many visual tokens, N = `frame` a frame.
 
     k, v: [layers, rows, kv_heads, slots, head_dim].
-    aligned: keys of aligned tokens: k, or where that does not hold all of a frame the ring [layers, rows, kv_heads, N +
-        1, head_dim], in which index i lies in slot i % (N + 1).
+    aligned: keys of aligned tokens: k, or the ring [layers, rows, kv_heads, N + 1, head_dim], in which index i lies in
+        slot i % (N + 1).
     table: `Slots` of every input token, int64 [tokens - 1, 6].
-    nbytes: bytes allocated.
     overwrites: whether a token can take the slot of another one.
     most_inputs: most tokens of a row that one pass can append, each to a slot of its own.
-    pad: padding before each prompt, int64 [rows].
     sinks: sinks of each row, int64 [rows]: as requested, at most the tokens of its own prompt.
     first_ring_slot: slots set apart for sinks.
     text: tokens of the prompts before those of frames; all where a row is padded.
-    older: further keys and values, see `kv_int8`.
     """
 
     older: tuple[Tensor, ...] = ()

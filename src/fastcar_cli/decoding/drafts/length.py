@@ -1,8 +1,7 @@
 """How many tokens the next pass takes: the draft length that makes most tokens a second final.
 
-Nothing is assumed of the machine. Passes are timed, and what they accept says how likely a draft at each place is
-right. A length that was never timed is judged by the line through those that were, so a longer one is taken as soon as
-it promises to pay; one that lost looks a little better with every pass, so it is tried again.
+Passes are timed, and what they accept says how likely a draft at each place is right. A length that was never timed is
+judged by the line through those that were; one that lost looks a little better with every pass, so it is tried again.
 """
 
 from __future__ import annotations

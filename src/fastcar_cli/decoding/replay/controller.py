@@ -4,15 +4,13 @@ Sixteen times a frame the controller sets tau so that the share f of the scores 
 
     f = (target - replayed so far) / replays still possible          (both counted in MLPs)
 
-Possible is every decision left; under `max_age` what the ages of the cached values leave, and then only scores of
-places that may replay again are ranked. The last frame has a score for every position, so neither raster order nor the
-object's place biases the estimate, and no scale of TAS is assumed. The ratio misses its target by at most the decisions
-between two settings, (N // 16) / (T*N - 1): 0.8 % for 8 frames.
+Under `max_age` the ages of the cached values bound what is possible, and only scores of places that may replay again
+are ranked. The ratio misses its target by at most the decisions between two settings, (N // 16) / (T*N - 1): 0.8 % for
+8 frames.
 
-Each layer keeps the ratio by itself (scope `layer`), or all layers share one tau (`global`), which then chooses between
-layers as much as between tokens, as their scales differ. Where scores equal the threshold, or f falls between two
-ranks, an additive recurrence with the golden ratio decides: the scores fix everything. Every video of a batch has its
-own state.
+Each layer keeps the ratio by itself (scope `layer`), or all layers share one tau (`global`). Where scores equal the
+threshold, or f falls between two ranks, an additive recurrence with the golden ratio decides. Every video of a batch
+has its own state.
 """
 
 from __future__ import annotations
@@ -100,8 +98,8 @@ class Controller:
     def thresholds(self, t: int, replayed: Tensor, age: Tensor) -> Tensor:
         """Tau of every layer and row at an input token t that may replay, float32 [layers, rows].
 
-        replayed bool [layers, rows, T*N - 1]: the decisions up to t - 1. age [layers, rows, N]: how often in a row the
-        value at each place was replayed.
+        `replayed` bool [layers, rows, T*N - 1] has the decisions up to t - 1; see `Replay.ages` for `age` [layers,
+        rows, N].
         """
         if t < self._at + self._every:
             return self._tau
