@@ -36,7 +36,7 @@ def test_a_number_is_at_most_half_a_step_off(x: torch.Tensor) -> None:
 def test_kernels_read_older_tokens_and_round_the_one_that_leaves(
     d: int, cache: torch.dtype, isa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pass with older tokens equals one over the same numbers as floats, in slots behind the others."""
+    """A pass with older tokens equals one over the same numbers as floats, in slots after the others."""
     monkeypatch.setenv("FASTCAR_KERNELS_ISA", isa)
     toy, first, count = Toy(d=d, replay=False, cache=cache), 21, 19
     x, cos, sin, at = inputs(toy)
@@ -50,7 +50,7 @@ def test_kernels_read_older_tokens_and_round_the_one_that_leaves(
     older = {name if "_" in name else f"older_{name}": part for name, part in parts.items()}
     want, got = x.clone(), x.clone()
     mine = {name: getattr(toy, name)[:, :, :, :first].contiguous() for name in ("keys", "values")}
-    run = NativePass(toy, {**mine, "aligned": mine["keys"], "outputs": None}, {"older": older})
+    run = NativePass(toy, {**mine, "aligned": mine["keys"], "outputs": None}, older)
     run(got, cos, sin, Slots(20, first, 17, 20, older=count - 2, moved_to=count - 1))
 
     for name in ("keys", "values"):
@@ -85,7 +85,7 @@ def test_what_is_not_finite_shows() -> None:
     older = dict(zip(names, (*numbers, *scales, *means), strict=True))
     toy.values[0, 0, :, 20, 5], toy.values[0, 1, :, 20, 5] = float("nan"), float("inf")
     memory = {"keys": toy.keys, "values": toy.values, "aligned": toy.keys, "outputs": None}
-    run = NativePass(toy, memory, {"older": older})
+    run = NativePass(toy, memory, older)
     run(x, cos, sin, Slots(20, 21, 17, 20, older=0, moved_to=1))
     assert bool(x.isfinite().all())
     run(x, cos, sin, Slots(21, 22, 17, 21, older=2, moved_to=-1))
