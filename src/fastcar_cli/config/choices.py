@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 Backend = Literal["torch", "fpga-sim"]
+ContextPolicy = Literal["stop", "roll"]
 Controller = Literal["global", "layer"]
 Draft = Literal["off", "frame", "jacobi", "auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]

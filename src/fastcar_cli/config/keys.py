@@ -58,6 +58,9 @@ class GenerationKeys(Section):
 
     frames: int | None = setting(None, "frames, those of the input included", by_model=True, common=True, ge=1)
     context: int | None = setting(None, "context frames of the input: 1 or 9", by_model=True, ge=1)
+    context_policy: choices.ContextPolicy | None = setting(
+        None, "when the model's positions end: stop, or roll the context on", by_model=True
+    )
     size: str | None = setting(None, "WIDTHxHEIGHT, where a model makes several sizes", by_model=True, pattern=SIZES)
     seed: int | None = setting(None, "seed of the first video", unset="drawn, and printed", common=True, ge=0, lt=2**63)
     samples: int = setting(1, "videos per prompt or input; seeds count up", common=True, ge=1, le=1024)

@@ -35,6 +35,7 @@ class DecodeSettings:
     kv_dtype, executor: of `choices.KVDtype` and `choices.Executor`; see `select.choose`.
     keep_tas: compute and store the scores of every layer.
     threads: of the native kernels alone; None: as many as torch has.
+    segment: decoded frames after which the context rolls; None: never.
     """
 
     frames: int
@@ -47,6 +48,12 @@ class DecodeSettings:
     keep_tas: bool = False
     executor: str = "auto"
     threads: int | None = None
+    segment: int | None = None
+
+    @property
+    def held(self) -> int:
+        """Decoded frames that the caches hold at most."""
+        return min(self.frames, self.segment or self.frames)
 
 
 @dataclass(frozen=True)
@@ -179,8 +186,9 @@ class Batch:
         if not isinstance(prompts, PromptRows):
             prompts = PromptRows.of(model, prompts, settings.sampling.guided, conditions)
         tokens, slack = settings.frames * frame, settings.draft.slack
+        room = settings.held * frame + slack
         cache = (Int8KVCache if settings.kv_dtype == "int8" else KVCache)(
-            spec.decoder, prompts, tokens + slack, frame, model.dtype, settings.window, settings.sinks
+            spec.decoder, prompts, tokens + slack, frame, model.dtype, settings.window, settings.sinks, room
         )
         replay = None
         if settings.keep_tas or not settings.rule.off:

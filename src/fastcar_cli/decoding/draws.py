@@ -23,6 +23,9 @@ class Draws:
     uniforms: numbers in [0, 1) that fix the draws, shaped as `buffer`.
     given: codes shaped as `buffer` that are taken where they are not negative; None: all are drawn.
     done: final positions of each video.
+    limit: positions that are decoded before the caller changes something, at most `tokens`.
+    known: positions before it have given codes.
+    keep_logits: whether passes return logits.
     latent: sum of the code vectors of the last drawn position, [P, 1, code_width]; None where it is looked up, as after
         a pass of several tokens.
     """
@@ -39,7 +42,7 @@ class Draws:
         if bool((fixed >= 0).any()):
             self.given = fixed[None, :, None].expand_as(self.buffer).contiguous()
         self.videos = len(self.buffer)
-        self.done = [0] * self.videos
+        self.done, self.limit, self.known = [0] * self.videos, tokens, 0
         self.keep_logits = False
         self.latent: Tensor | None = None
         # By position on the device, only where it changes.
@@ -48,9 +51,17 @@ class Draws:
             self._top_ps = torch.full(self.buffer.shape[1:2], settings.top_p_of(1), device=device)
             self._top_ps[: layout.stride] = settings.top_p_of(0)
 
-    def give(self, codes: Tensor) -> None:
-        """Take these codes [P, T*N, depth] instead of drawn ones."""
-        self.given = F.pad(codes.to(self.buffer), (0, 0, 0, self.buffer.shape[1] - self.tokens)).contiguous()
+    def give(self, codes: Tensor, begin: int = 0) -> None:
+        """Take these codes [P, n, depth] instead of drawn ones, from position `begin` on."""
+        if self.given is None:
+            self.given = torch.full_like(self.buffer, -1)
+        self.known = begin + codes.shape[1]
+        self.given[:, begin : self.known] = codes.to(self.buffer)
+
+    def rewind(self, begin: int) -> None:
+        """Decode the final codes from position `begin` on once more."""
+        self.give(self.buffer[:, begin : min(self.done)].clone(), begin)
+        self.done, self.latent = [begin] * self.videos, None
 
     def input_latents(self, inputs: Inputs, embed: Callable[[Tensor], Tensor]) -> Tensor:
         """Sums of the code vectors of the input tokens, [P, count, code_width]: those last drawn, or by `embed`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -36,14 +36,21 @@ class Decode(Batch):
     executor: runs the passes; chosen, with the reason `why`, when decoding begins. `release` leaves `executor_name`.
     saved: fills the caches from a file, or by the prefill that it gets, which it saves; None: no file.
     windows: what `--draft auto` has learned of earlier videos like these.
+    until: positions that are decoded before the caller raises it; None: all.
+    rolls: how often the context has rolled.
     """
 
     executor: Executor | None = None
     drafter: Drafter | None = None
     saved: Callable[[Callable[[], Tensor]], Tensor] | None = None
     windows: DraftWindow | None = None
+    until: int | None = None
     executor_name: str | None = None
     why: str = ""
+    rolls: int = 0
+    _segment: tuple[int, int] = (0, 0)
+    _again: int = 0
+    _began: float | None = None
 
     @property
     def codes(self) -> Tensor:
@@ -91,33 +98,53 @@ class Decode(Batch):
         `forced` codes [P, T*N, depth] are taken instead of drawn ones. With `first` > 0 the prompts and the positions
         before it are made up, see `fast_forward`.
         """
-        draws = self.draws
         if forced is not None:
-            draws.give(forced)
-        draws.keep_logits = keep_logits
-        executor, device = self.start(), self.model.device
-        drafter = self._drafts(executor)
+            self.draws.give(forced)
+        self.draws.keep_logits = keep_logits
+        self.prepare()
         if first:
             self.fast_forward()
-            draws.done = [first] * self.prompts.videos
+            self.draws.done = [first] * self.prompts.videos
+        while self.done < self.draws.tokens:
+            yield self.step()
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Choose the executor and what drafts, before the first step."""
+        self._drafts(self.start())
+        self._segment = 0, self._segment_end(0)
+
+    @torch.inference_mode()
+    def step(self) -> Step:
+        """Decode at least one position of every video that has not reached `until` or its end."""
+        draws, drafter, device, captured = self.draws, self.drafter, self.model.device, self.clock.capture
+        assert drafter is not None
+        if self.full:
+            self.roll()
+        executor, done = self.start(), self.done
+        (begin, end), hidden = self._segment, None
+        if done == begin:
+            hidden = self.prefill()
+        if self._began is None:
+            self._began = time.perf_counter()
+        draws.limit = end if self.until is None else min(end, self.until)
+        record, most = done >= self._again, executor.most_inputs
+        if hidden is not None:
+            inputs = drafter.inputs(1)
+            step = executor.draw(hidden[:, None], inputs)
         else:
-            hidden = self.prefill()[:, None]
-        began, captured = time.perf_counter(), self.clock.capture
-        while (done := self.done) < draws.tokens:
-            most = executor.most_inputs
             inputs = drafter.inputs(most if self.replay is None else min(most, self.replay.horizon(done - 1)))
-            step = executor.step(inputs) if done else executor.draw(hidden, inputs)
-            executor.advance(inputs, drafter.accepted(inputs))
-            # The host waits for a GPU once a frame only, when the pixels are wanted.
-            timed = device.type != "cuda" or self.done % self.frame == 0
-            if timed:
-                synchronise(device)
-                seconds = time.perf_counter() - began - (self.clock.capture - captured)
-                self.clock.decode += seconds
+            step = executor.step(inputs)
+        executor.advance(inputs, drafter.accepted(inputs, record), record)
+        self._began += self.clock.capture - captured
+        # The host waits for a GPU once a frame only, when the pixels are wanted.
+        if device.type != "cuda" or self.done % self.frame == 0:
+            synchronise(device)
+            seconds, self._began = time.perf_counter() - self._began, None
+            self.clock.decode += seconds
+            if record:
                 drafter.learn(seconds)
-            yield step
-            if timed:
-                began, captured = time.perf_counter(), self.clock.capture
+        return step
 
     @torch.inference_mode()
     def prefill(self) -> Tensor:
@@ -127,8 +154,46 @@ class Decode(Batch):
         saved, self.saved = self.saved, None
         hidden = executor.prefill() if saved is None else saved(executor.prefill)
         synchronise(self.model.device)
-        self.clock.prefill = time.perf_counter() - began
+        self.clock.prefill += time.perf_counter() - began
         return hidden
+
+    def _segment_end(self, begin: int) -> int:
+        """Where the context that begins at a position rolls next, or the video ends."""
+        segment = self.settings.segment
+        return min(self.draws.tokens, begin + segment * self.frame if segment else self.draws.tokens)
+
+    @property
+    def full(self) -> bool:
+        """Whether the context is full, so that it rolls before the next position."""
+        return self.done == self._segment[1] < self.draws.tokens
+
+    @torch.inference_mode()
+    def roll(self) -> None:
+        """Begin the context again with the last frames.
+
+        Frames that a prompt holds are replaced by the last ones. Without such frames the prompts stay, and half a
+        segment of frames is decoded again, with the codes that it has. Positions count from 0, the replay cache and
+        what drafts have learned stay.
+        """
+        layout, size, (last, end) = self.model.spec.layout, self.frame, self._segment
+        begin = end
+        if layout.prompt_frames:
+            seen = torch.cat([self.prompts.ids, self.codes[:, last:end, 0]], 1)
+            ids = torch.cat([seen[:, : layout.prefix], seen[:, -layout.prompt_frames * size :]], 1)
+            self.prompts = replace(self.prompts, ids=ids)
+        else:
+            begin -= overlap(self.settings) * size
+            self.draws.rewind(begin)
+        if self.replay is not None:
+            self.replay.move(begin, computed=not layout.prompt_frames)
+        self.draws.latent, self.executor = None, None
+        self.rolls, self._again, self._segment = self.rolls + 1, end, (begin, self._segment_end(begin))
+        self.cache.move(begin)
+        self.places.move(self.prompts, begin, self._segment[1] - begin)
+
+    def take_back(self, frame: int) -> None:
+        """Let the frame that was decoded last be decoded again."""
+        self.draws.done, self.draws.latent = [frame * self.frame] * self.prompts.videos, None
 
     def _drafts(self, executor: Executor) -> Drafter:
         """What drafts the tokens of this batch."""
@@ -181,6 +246,11 @@ class Decode(Batch):
         """Pixels of a finished frame of every video, float32 [P, H, W, 3] in 0..255; decoded frames count from 0."""
         codes = self.codes[:, frame * self.frame : (frame + 1) * self.frame].chunk(len(self._frame_decoders))
         return torch.cat([decoder.frame(part) for decoder, part in zip(self._frame_decoders, codes, strict=True)])
+
+
+def overlap(settings: DecodeSettings) -> int:
+    """Frames that are decoded again when a context rolls whose prompts hold none."""
+    return max(1, settings.held // 2)
 
 
 def begin(

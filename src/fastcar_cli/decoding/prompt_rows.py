@@ -117,11 +117,11 @@ class Places:
     def __init__(self, model: Network, prompts: PromptRows, tokens: int, slack: int = 0) -> None:
         lengths = prompts.lengths
         lengths = lengths if bool((lengths != lengths[0]).any()) else lengths[:1]
-        positions = lengths[None] + torch.arange(tokens + slack, device=lengths.device)[:, None]
-        self.cos, self.sin = model.llm.rotary(positions, model.dtype)
         self._lengths, self._absolute, self._dtype = lengths, model.llm.absolute, model.dtype
+        self._model, self._begin, self._tokens, self._slack = model, 0, tokens, slack
+        self.cos, self.sin = self._angles(tokens + slack)
         # Video by video, as the rounding of a product may depend on how many rows it has.
-        ids, source, alone = prompts.ids, prompts.conditions, [slice(v, v + 1) for v in range(prompts.videos)]
+        source, alone = prompts.conditions, [slice(v, v + 1) for v in range(prompts.videos)]
         self.cross_kv: list[KV] = []
         if source is not None:
             of_videos = [model.llm.cross_kv(source[video].to(model.dtype)) for video in alone]
@@ -129,11 +129,46 @@ class Places:
                 (torch.cat(k), torch.cat(v)) for k, v in (zip(*m, strict=True) for m in zip(*of_videos, strict=True))
             ]
         self.added = self.prompt_added = None
-        every = [model.added(prompts.aligned + tokens, ids[v], None if source is None else source[v]) for v in alone]
-        added = _by_video([x for x in every if x is not None])
+        added = self._added(prompts, tokens)
         if added is not None:
             self.prompt_added, self.added = added.split([prompts.aligned, tokens])
             self.added = torch.cat([self.added, self.added[-1:].expand(slack, -1, -1)])
+
+    def _angles(self, tokens: int) -> tuple[Tensor, Tensor]:
+        positions = self._lengths[None] + torch.arange(tokens, device=self._lengths.device)[:, None]
+        return self._model.llm.rotary(positions, self._dtype)
+
+    def _added(self, prompts: PromptRows, tokens: int, begin: int = 0) -> Tensor | None:
+        """What the inputs of the prompts' `aligned` tokens and so many after them have added, from `begin` on."""
+        source, alone = prompts.conditions, [slice(v, v + 1) for v in range(prompts.videos)]
+        every = [
+            self._model.added(prompts.aligned + tokens, prompts.ids[v], None if source is None else source[v], begin)
+            for v in alone
+        ]
+        return _by_video([x for x in every if x is not None])
+
+    def move(self, prompts: PromptRows, begin: int, count: int) -> None:
+        """Let visual token `begin` be the first after the prompts, for it and the `count - 1` tokens after it."""
+        self._begin, end = begin, min(begin + count, self._tokens)
+        angled = slice(begin, end + self._slack)
+        self.cos[angled], self.sin[angled] = self._angles(end + self._slack - begin)
+        if self.added is not None:
+            added = self._added(prompts, end - begin, begin)
+            assert added is not None
+            self.prompt_added, self.added[begin:end] = added.split([prompts.aligned, end - begin])
+
+    def refresh(self, prompts: PromptRows, frame: int, size: int) -> slice:
+        """Add what the conditions of decoded frame `frame`, of `size` tokens, are now; returns the tokens concerned."""
+        begin, end = frame * size, min((frame + 1) * size, self._tokens)
+        # The input before a frame draws its first token. Tokens of a prompt's frames count too.
+        first = max(self._begin, prompts.aligned + begin - size)
+        own = max(0, prompts.aligned + self._begin - first)
+        tokens = slice(first + own - prompts.aligned, end)
+        if self.added is not None and self.prompt_added is not None:
+            added = self._added(prompts, end - first, first)
+            assert added is not None
+            self.prompt_added[len(self.prompt_added) - own :], self.added[tokens] = added[:own], added[own:]
+        return tokens
 
     def before_block(self, x: Tensor, index: Tensor) -> Tensor:
         """The input of a block from the output [rows, S, width] of the one before; indices of tokens [rows, S]."""
@@ -141,4 +176,4 @@ class Places:
 
     def index(self, t: Tensor) -> Tensor:
         """Positions of the visual tokens t int64 [rows]."""
-        return self._lengths + t
+        return self._lengths + t - self._begin

@@ -81,9 +81,16 @@ def sample(logits: Tensor, uniform: Tensor, settings: SamplingSettings, top_p: f
     return order.gather(-1, torch.minimum(rank, last))[:, 0]
 
 
-def uniforms(seed: int, tokens: int, depth: int) -> Tensor:
-    """The random numbers of one video, float32 [tokens, depth], from its seed alone (drawn on the CPU)."""
+def drawing(seed: int, depth: int) -> Callable[[int], Tensor]:
+    """The random numbers of one video from its seed alone: float32 [n, depth] of the next n tokens a call."""
     if seed >> 32:
         # Of these torch's generator looks at the lowest 32 bits only.
-        return torch.from_numpy(np.random.default_rng(seed).random((tokens, depth), dtype=np.float32))
-    return torch.rand(tokens, depth, generator=torch.Generator().manual_seed(seed))
+        large = np.random.default_rng(seed)
+        return lambda tokens: torch.from_numpy(large.random((tokens, depth), dtype=np.float32))
+    generator = torch.Generator().manual_seed(seed)
+    return lambda tokens: torch.rand(tokens, depth, generator=generator, device="cpu")
+
+
+def uniforms(seed: int, tokens: int, depth: int) -> Tensor:
+    """The random numbers of a whole video, see `drawing`."""
+    return drawing(seed, depth)(tokens)

@@ -239,9 +239,10 @@ class Network(nn.Module, ABC):
         """Decoder input [..., width] from summed code vectors [..., code_width]."""
         return self.projector(latent)
 
-    def added(self, tokens: int, prompts: Tensor, conditions: Tensor | None) -> Tensor | None:
-        """What is added to the inputs of so many tokens, [tokens, 1 or P, width]; None: nothing.
-        `prompts` are ids [P, L], `conditions` what a video is given beside its prompt.
+    def added(self, tokens: int, prompts: Tensor, conditions: Tensor | None, begin: int = 0) -> Tensor | None:
+        """What is added to the inputs of so many tokens from `begin` on, [tokens, 1 or P, width]; None: nothing.
+        `prompts` are ids [P, L], `conditions` what a video is given beside its prompt. Learned vectors of positions
+        count from `begin`, the first position of a context that has rolled.
         """
         return None
 

@@ -48,6 +48,7 @@ from fastcar_cli.system.limits import cores, open_files
 
 if TYPE_CHECKING:
     from fastcar_cli.decoding.batch import MLPBackend
+    from fastcar_cli.pipeline.play import World
     from fastcar_fpga import Comparison, Decisions, Preset
 
 OnBegin = Callable[[str, int, int], None]
@@ -164,7 +165,7 @@ class VideoPipeline:
             return max(1, min(videos, INDEX_BITS // (rows * settings.draft.fixed)))
         prompt = self.spec.layout.prompt or PROMPT_TOKENS
         most, replaying = min(videos, row_limit(network, settings) // rows, open_files()), int(not settings.rule.off)
-        video = Demand(rows, settings.frames, prompt, settings.window, settings.sinks, settings.kv_dtype, replaying)
+        video = Demand(rows, settings.held, prompt, settings.window, settings.sinks, settings.kv_dtype, replaying)
         return videos_that_fit(network.spec, max(1, most), video, network.dtype.itemsize, str(network.device))
 
     @property
@@ -259,6 +260,18 @@ class VideoPipeline:
         with self._lock:
             made = [*self.videos(prompts, range(first, first + len(prompts)))]
         return made[0] if isinstance(prompt, str) else made
+
+    def play(self, frames: NDArray[np.uint8], seed: int = 0) -> World:
+        """A session that decodes a frame a step, as actions say, from frames uint8 [H, W, 3] or [n, H, W, 3] on.
+
+        Example:
+            >>> world = VideoPipeline.from_pretrained("mini-actions").play(frame, seed=1)
+            >>> frame, info = world.step([2.0, 0.0])
+
+        """
+        from fastcar_cli.pipeline.play import World
+
+        return World(self, frames, seed)
 
     def close(self) -> None:
         """Release the model and its caches; the pipeline can't be used any more."""

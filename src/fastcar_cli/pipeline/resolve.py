@@ -39,7 +39,8 @@ def resolve(model: LoadedModel, config: RunConfig) -> RunConfig:
     """Fill in the model's choice for all but `generation.seed`. Raises RequestError for what it can't do."""
     spec, own, replay, draft = spec_in(model, config), model.defaults, config.replay, config.draft
     frames = spec.frames if config.generation.frames is None else config.generation.frames
-    _check_frames(model.name, spec, frames)
+    policy = config.generation.context_policy or ("roll" if model.name in BUNDLED else "stop")
+    _check_frames(model.name, spec, frames, policy == "roll")
     sampling = config.sampling.model_copy(
         update={key: getattr(own.sampling, key) for key, value in config.sampling if value is None}
     )
@@ -60,7 +61,7 @@ def resolve(model: LoadedModel, config: RunConfig) -> RunConfig:
         backend = backend.model_copy(update={"preset": preset_for(None, spec).name})
     return config.model_copy(
         update={
-            "generation": config.generation.model_copy(update={"frames": frames}),
+            "generation": config.generation.model_copy(update={"frames": frames, "context_policy": policy}),
             "sampling": sampling,
             "replay": replay.model_copy(update={"tas": replay.tas or own.tas, "gate": gate}),
             "draft": draft.model_copy(update={"kind": kind, "window": 1 if kind == "off" else window}),
@@ -77,6 +78,7 @@ def decode_settings(model: LoadedModel, run: RunConfig) -> DecodeSettings:
         threads = min(SMALL_MODEL_THREADS, torch.get_num_threads())
     return DecodeSettings(
         frames=decoded_frames(spec, given(run.generation.frames)),
+        segment=segment_of(spec) if run.generation.context_policy == "roll" else None,
         sampling=replace(model.defaults.sampling, **run.sampling.model_dump()),
         rule=ReplayRule(
             tau=replay.tau,
@@ -112,7 +114,7 @@ def memory_plans(
     layers, replay, attention = spec.decoder.layers, config.replay, config.attention
     demand = Demand(
         videos * (1 if guided == 1.0 else 2),
-        max(1, decoded_frames(spec, config.generation.frames or spec.frames)),
+        max(1, decoded_frames(spec, min(config.generation.frames or spec.frames, spec.longest))),
         spec.layout.prompt or PROMPT_TOKENS,
         **attention.model_dump(),
         replaying=layers if replay.ratio is not None else sum(t < math.inf for t in replay.tau.by_layer(layers)),
@@ -133,10 +135,18 @@ def decoded_frames(spec: Spec, frames: int) -> int:
     return 1 + (frames - 1) // spec.frame_spec.per_latent - spec.layout.context
 
 
-def _check_frames(name: str, spec: Spec, frames: int) -> None:
-    """Refuse videos longer than the model has positions for, and ends within a latent frame. Raises RequestError."""
+def segment_of(spec: Spec) -> int:
+    """Latent frames that are decoded before a rolling context rolls: all that there are positions for."""
+    return decoded_frames(spec, spec.longest)
+
+
+def _check_frames(name: str, spec: Spec, frames: int, rolls: bool) -> None:
+    """Refuse ends within a latent frame, and videos longer than the model has positions for, unless the context rolls.
+
+    Raises RequestError.
+    """
     context, step = spec.frames_of(spec.layout.context), spec.frame_spec.per_latent
-    least, longest = context + step if context else 1, spec.longest
+    least, longest = context + step if context else 1, max(spec.longest, frames * rolls)
     allowed = f"{least} to {longest}" if step == 1 else ", ".join(map(str, range(least, longest + 1, step)))
     if least <= frames <= longest and (frames - 1) % step == 0:
         return
@@ -149,7 +159,8 @@ def _check_frames(name: str, spec: Spec, frames: int) -> None:
         said = f"the model {name!r} makes {step} at once"
     else:
         said = f"{context} of them are given to the model {name!r}"
-    raise RequestError(said, key="frames", value=frames, allowed=allowed)
+    hint = (Key("context_policy"), " roll goes on") if frames > longest else None
+    raise RequestError(said, key="frames", value=frames, allowed=allowed, hint=hint)
 
 
 def _check_ratio(config: RunConfig, frames: int, layout: Layout) -> None:

@@ -93,7 +93,9 @@ class KVCache:
         dtype: torch.dtype,
         window: int | None = None,
         sinks: int = 0,
+        most: int | None = None,
     ) -> None:
+        """`most` of the tokens have room at once, see `move`; None: all."""
         self.window, self.frame, self.padded, self.pad = window, frame, prompts.padded, prompts.pad
         self.sinks = prompts.lengths.clamp(max=sinks if window else 0)
         self.first_ring_slot = int(self.sinks.max())
@@ -103,10 +105,16 @@ class KVCache:
         # The rows of each video, and the column in which the longer of their prompts begins.
         self._own = [(rows, int(self.pad[rows].min())) for rows in map(prompts.rows_of, range(prompts.videos))]
         # The last token is never an input.
-        self._allocate((spec.layers, prompts.rows, spec.kv_heads), spec.head_dim, tokens - 1, dtype)
+        self._tokens, self._begin = (most or tokens) - 1, 0
+        self._allocate((spec.layers, prompts.rows, spec.kv_heads), spec.head_dim, self._tokens, dtype)
         self.nbytes = sum(tensor.nbytes for tensor in (*self._tensors(), *self.older))
-        every = torch.arange(tokens - 1, device=self.pad.device)
-        self.table = torch.stack(self._slots(every), 1)
+        self._every = torch.arange(tokens - 1, device=self.pad.device)
+        self.move(0)
+
+    def move(self, begin: int) -> None:
+        """Let visual token `begin` be the first after the prompts, whose keys and values are to be filled in again."""
+        self._begin = begin
+        self.table = torch.stack(self._slots((self._every - begin).clamp(0, self._tokens - 1)), 1)
         self._host = self.table.cpu()
 
     def _allocate(self, heads: tuple[int, ...], width: int, tokens: int, dtype: torch.dtype) -> None:
@@ -180,7 +188,7 @@ class KVCache:
 
     def mask(self, t: Tensor) -> Tensor:
         """Which slots, older ones last, input tokens t int64 [..., rows] attend to, bool [..., rows, slots]."""
-        i = (self.padded + t)[..., None]
+        i = (self.padded + t - self._begin)[..., None]
         held = self._held(i)
         seen = (held >= (self.pad + self.sinks)[:, None]) & (held <= i)
         if self.window is not None:

@@ -98,8 +98,11 @@ class Drafter:
         """The inputs of the next pass, at most this many of a video; a video that has ended repeats its last token."""
         draws, self._drafts = self._draws, None
         least, first = min(draws.done), tuple(done - 1 for done in draws.done)
-        window = self.window if self._choice is None else self._choice.choose(partial(self._promising, least))
-        if window < 2 or not least or (count := min(window, most, draws.tokens - least)) < 2:
+        if least < draws.known:
+            window, most = self.window, min(most, draws.known - least)
+        else:
+            window = self.window if self._choice is None else self._choice.choose(partial(self._promising, least))
+        if window < 2 or not least or (count := min(window, most, draws.limit - least)) < 2:
             return Inputs(first)
         for video, done in enumerate(draws.done):
             self._write(video, done, done + count - 1)
@@ -145,9 +148,12 @@ class Drafter:
         right = [a == b for of_video in zip(now, drafts, strict=True) for a, b in zip(*of_video, strict=True)]
         return sum(right) / len(right) if self._accept is None else self._accept
 
-    def accepted(self, inputs: Inputs) -> tuple[int, ...]:
-        """How many positions after the inputs, whose codes are drawn, are final in each video."""
-        draws, last = self._draws, self._draws.tokens - 1
+    def accepted(self, inputs: Inputs, record: bool = True) -> tuple[int, ...]:
+        """How many positions after the inputs, whose codes are drawn, are final in each video.
+
+        Without `record` the pass does not count: its codes were final before.
+        """
+        draws, last = self._draws, self._draws.limit - 1
         if self._drafts is None:
             accepted = tuple([int(t < last) for t in inputs.first])
         else:
@@ -158,10 +164,11 @@ class Drafter:
             if self._lockstep:
                 counts = [min(counts)] * len(counts)
             for video, (t, n) in enumerate(zip(inputs.first, counts, strict=True)):
-                self.drafted[video, t + 1 : t + n] = True
+                self.drafted[video, t + 1 : t + n] |= record
             self._drawn = [t + 1 + inputs.count for t in inputs.first]
             accepted = tuple([n if t + n <= last else last - t for n, t in zip(counts, inputs.first, strict=True)])
-        self.passes.append(Pass(inputs.first, inputs.count, accepted))
+        if record:
+            self.passes.append(Pass(inputs.first, inputs.count, accepted))
         return accepted
 
     def report(self, video: int) -> dict[str, Any]:

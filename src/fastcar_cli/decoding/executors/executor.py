@@ -52,6 +52,10 @@ class Executor:
         """Run the prompts; returns the last hidden states after the final norm, [rows, width]."""
         return run_prompts(self._batch, self._prompt_inputs())
 
+    def refresh(self, tokens: slice) -> None:
+        """Take what the inputs of these tokens have added now; one that reads `Places` in each pass needs nothing."""
+        return
+
     def draw(self, hidden: Tensor, inputs: Inputs) -> Step:
         """Draw the positions after the inputs from their hidden states [rows, count, width], into the batch."""
         draws = self._batch.draws
@@ -77,9 +81,9 @@ class Executor:
         """
         raise NotImplementedError
 
-    def advance(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
+    def advance(self, inputs: Inputs, accepted: tuple[int, ...], record: bool = True) -> None:
         """Make the first `accepted` inputs of each video final, at least one; take back what the others left in the
-        caches.
+        caches. With `record` the replay rule learns from the final ones.
         """
         replay, (flags, scores, restores, ran) = self._batch.replay, self._passed
         if restores and min(accepted) < ran:
@@ -88,7 +92,7 @@ class Executor:
             rejected = (numbers[:, None] >= of_rows).nonzero(as_tuple=True)
             for restore in restores:
                 restore(*rejected)
-        if replay is not None and flags is not None and scores is not None:
+        if record and replay is not None and flags is not None and scores is not None:
             if ran > inputs.count:
                 flags, scores = flags[..., : inputs.count], scores[..., : inputs.count]
             replay.advance(inputs, accepted, flags, scores)

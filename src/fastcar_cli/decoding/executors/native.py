@@ -156,13 +156,11 @@ class NativeExecutor(Executor):
         self._products: dict[int, list[native.Product]] = {}
         self._absolute = model.llm.absolute
         # With the bias of the last map: added in one order for any number of videos and tokens.
-        added = batch.places.added
-        self._added = None if added is None else added.float()
-        if self._added is not None and maps:
+        self._bias, added = None, batch.places.added
+        if added is not None and maps:
             last, last_threads = self._maps[-1]
-            if last.bias is not None:
-                self._added = self._added + last.bias
-            self._maps[-1] = replace(last, bias=None), last_threads
+            self._bias, self._maps[-1] = last.bias, (replace(last, bias=None), last_threads)
+        self._added = None if added is None else self._with_bias(added)
         # Without a depth transformer no code vectors are summed, and the table may be as large as a vocabulary.
         self._codebooks = [torch.empty(model.spec.codes, 0)]
         if model.depth is not None:
@@ -176,6 +174,15 @@ class NativeExecutor(Executor):
         scores = torch.full((spec.layers, batch.rows, 1), torch.nan)
         flags = torch.zeros_like(scores, dtype=torch.bool)
         self._one = flags, scores, flags[:, :, 0], scores[:, :, 0]
+
+    def _with_bias(self, added: Tensor) -> Tensor:
+        return added.float() if self._bias is None else added.float() + self._bias
+
+    def refresh(self, tokens: slice) -> None:
+        """See `Executor.refresh`."""
+        added = self._batch.places.added
+        if self._added is not None and added is not None:
+            self._added[tokens] = self._with_bias(added[tokens])
 
     def prefill(self) -> Tensor:
         """See `Executor.prefill`; packed weights are multiplied as they are."""
@@ -247,12 +254,12 @@ class NativeExecutor(Executor):
         products = torch.cat([native.linear(piece, weight, self._threads) for piece in pieces])
         return products.view(*x.shape[:-1], -1).to(x.dtype)
 
-    def advance(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
+    def advance(self, inputs: Inputs, accepted: tuple[int, ...], record: bool = True) -> None:
         """See `Executor.advance`. One thread puts back what drafts overwrote: torch's others would wait for cores."""
         if not self._passed.restores:
-            return super().advance(inputs, accepted)
+            return super().advance(inputs, accepted, record)
         with _alone():
-            super().advance(inputs, accepted)
+            super().advance(inputs, accepted, record)
 
     def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
         """See `Executor.run`. Activations are float32 throughout; the result has the model's dtype."""

@@ -131,6 +131,12 @@ class Replay:
         gated = self._gated.to(self.outputs.device)[:, None, None]
         return torch.where(gated, thresholds.to(self.outputs.device), math.inf)
 
+    def move(self, begin: int, computed: bool) -> None:
+        """Let visual token `begin` be the first after the prompts, and all of its frame be `computed` or not."""
+        self.ages.zero_()
+        if computed:
+            self._thresholds[begin : begin + self.frame] = math.inf
+
     def force(self, decisions: Tensor) -> None:
         """Take these decisions, bool [layers, rows, T*N - 1], instead of the scores', to measure at an exact ratio."""
         forced = torch.full(self.by_token.shape, math.inf)

@@ -97,16 +97,15 @@ class IVideoGPT(FramesNetwork):
         self.action_linear = nn.Linear(spec.actions, spec.decoder.width) if spec.actions else None
         self.tokenizer = Tokenizer(spec.tokenizer)
 
-    def added(self, tokens: int, prompts: Tensor, conditions: Tensor | None) -> Tensor | None:
+    def added(self, tokens: int, prompts: Tensor, conditions: Tensor | None, begin: int = 0) -> Tensor | None:
         """See `Network`: to the delimiter of later frame i, what the model makes of action C - 1 + i of `conditions`,
-        float32
-        [P, S, A].
+        float32 [P, S, A].
         """
         if self.action_linear is None or conditions is None:
             return None
         layout, like = self.spec.layout, self.action_linear.weight
-        frames = -(-tokens // layout.stride)
-        actions = conditions[:, layout.context - 1 : layout.context - 1 + frames].to(like)
+        frames, first = -(-tokens // layout.stride), layout.context - 1 + begin // layout.stride
+        actions = conditions[:, first : first + frames].to(like)
         result = like.new_zeros(tokens, len(conditions), self.spec.decoder.width)
         result[:: layout.stride] = self.action_linear(actions).transpose(0, 1)
         return result

@@ -119,13 +119,13 @@ class VideoModel(Network):
         x = self.projector(latent)
         return x if self.places is None or index is None else x + self.places(index)
 
-    def added(self, tokens: int, prompts: Tensor, conditions: Tensor | None) -> Tensor | None:
+    def added(self, tokens: int, prompts: Tensor, conditions: Tensor | None, begin: int = 0) -> Tensor | None:
         """See `Network`: learned vectors for places and placements, where the model has them."""
         index = torch.arange(tokens, device=self.device)
         places = None if self.places is None else self.places(index)[:, None]
         if self.map is None:
             return places
-        embedding = self.map(prompts, index[None] + 1).transpose(0, 1)
+        embedding = self.map(prompts, index[None] + begin + 1).transpose(0, 1)
         return embedding if places is None else embedding + places
 
     def shared(self) -> dict[str, str]:

@@ -1,0 +1,210 @@
+"""A video that is steered while it is decoded: each step gives the action that leads to the next frame."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from fastcar_cli.decoding.drafts.length import DraftWindow
+from fastcar_cli.decoding.engine import Decode, overlap
+from fastcar_cli.decoding.sampling import drawing
+from fastcar_cli.errors import RequestError
+from fastcar_cli.inputs.prompt import Clip, TokenisedClip
+from fastcar_cli.pipeline.recipe import recipe_of
+from fastcar_cli.pipeline.resolve import segment_of
+from fastcar_cli.pipeline.videos import Video
+from fastcar_cli.system.device import torch_defaults
+
+if TYPE_CHECKING:
+    from fastcar_cli.pipeline.pipeline import VideoPipeline
+
+ROOM = 128
+"""Decoded frames, about, that the tables of a session have room for; then it begins new ones."""
+
+
+class Ahead(NamedTuple):
+    """A frame that is decoded before its action is known: the action it expects, and what it has overwritten."""
+
+    action: NDArray[np.float32]
+    outputs: Tensor | None
+    ages: Tensor | None
+    passes: int
+
+
+class World:
+    """A session of play: `step` decodes one frame.
+
+    Attributes:
+        actions: those so far, float32 [A] each; the first ones lead from context frame to context frame.
+        context: the context frames, uint8 [C, H, W, 3].
+        hits: steps whose frame was decoded ahead.
+
+    Raises:
+        RequestError: of a model without actions, a replay ratio, or frames that the model does not take.
+
+    """
+
+    def __init__(self, pipe: VideoPipeline, frames: NDArray[np.uint8], seed: int) -> None:
+        """`frames` are uint8 [H, W, 3] or [n, H, W, 3] of the model's size; one that is missing repeats the first."""
+        self._pipe, self._network, spec = pipe, pipe.model.network, pipe.spec
+        self.seed, self.spec, context = seed, spec, spec.layout.context
+        if not spec.conditions:
+            raise RequestError(
+                f"the model {pipe.name!r} takes no actions", hint="play a model that does: table-actions"
+            )
+        if pipe.settings.rule.target is not None:
+            raise RequestError("does not go with play", key="replay.ratio", hint="give a threshold: tau")
+        frames = frames[None] if frames.ndim == 3 else frames
+        first = np.concatenate([frames[:1].repeat(max(0, context - len(frames)), 0), frames])[:context]
+        self.actions = [np.zeros(spec.conditions, np.float32) for _ in range(context - 1)]
+        clip = Clip(first, np.zeros((context, spec.conditions), np.float32))
+        self.ids = pipe.model.tokenizer.read(clip).ids
+        self.hits = self._frame = 0
+        self._ahead: Ahead | None = None
+        self._codes: list[Tensor] = []
+        self._numbers, self._windows = drawing(seed, spec.code_depth), DraftWindow(pipe.settings.draft.window)
+        segment = segment_of(spec)
+        self._overlap = 0 if spec.layout.prompt_frames else overlap(replace(pipe.settings, frames=segment))
+        # Whole contexts: tables end where the context rolls.
+        rolls = max(0, ROOM // segment - 1)
+        self._settings = replace(pipe.settings, frames=segment + rolls * (segment - self._overlap), segment=segment)
+        with torch_defaults(), torch.inference_mode():
+            self._decode, self._base = self._tables(list(self.ids)), 0
+            self._decoder = self._network.frame_decoder(self._decode.prompts.ids)
+            shown = self._decoder.context()
+            assert shown is not None
+            self.context = self._network.to_bytes(shown)[0].cpu().numpy()
+
+    def _drawn(self, codes: Tensor) -> NDArray[np.uint8]:
+        return self._network.to_bytes(self._decoder.frame(codes[None])).cpu().numpy()[0]
+
+    def _tables(self, ids: list[int], given: Sequence[Tensor] = ()) -> Decode:
+        """A decode that begins with these ids, and then with the codes of some frames."""
+        settings, spec, size = self._settings, self.spec, self.spec.tokens_per_frame
+        if self._codes:
+            settings = replace(settings, rule=replace(settings.rule, first_frame=0))
+        old = len(given) * size
+        numbers = torch.cat([torch.zeros(old, spec.code_depth), self._numbers(settings.frames * size - old)])
+        conditions = torch.zeros(1, spec.layout.context + settings.frames, spec.conditions)
+        known = self.actions[self._frame - len(given) :]
+        if known:
+            conditions[0, : len(known)] = torch.from_numpy(np.stack(known))
+        decode = Decode.of(self._network, [ids], settings, numbers[None], conditions=conditions)
+        decode.windows = self._windows
+        if given:
+            decode.draws.give(torch.cat([*given])[None])
+        decode.prepare()
+        return decode
+
+    def _make_room(self) -> None:
+        """Let the next frame have a place: roll the context, or begin new tables. No action is needed for it."""
+        if self._frame - self._base == self._settings.frames:
+            layout, size, given = (
+                self.spec.layout,
+                self.spec.tokens_per_frame,
+                self._codes[len(self._codes) - self._overlap :],
+            )
+            ids = list(self.ids)
+            if layout.prompt_frames:
+                seen = [*ids[layout.prefix or 0 :], *torch.cat(self._codes[-layout.prompt_frames :])[:, 0].tolist()]
+                ids = [*ids[: layout.prefix], *seen[-layout.prompt_frames * size :]]
+            self._decode, self._base = self._tables(ids, given), self._frame - len(given)
+        elif self._decode.full:
+            self._decode.roll()
+        decode, start = self._decode, (self._frame - self._base) * self._decode.frame
+        decode.until = start
+        while decode.done < start:
+            decode.step()
+
+    def _run(self, action: NDArray[np.float32]) -> None:
+        """Decode the next frame as the action says."""
+        decode, frame = self._decode, self._frame - self._base
+        assert decode.prompts.conditions is not None
+        decode.prompts.conditions[0, self.spec.layout.context - 1 + frame] = torch.from_numpy(action)
+        tokens = decode.places.refresh(decode.prompts, frame, decode.frame)
+        decode.start().refresh(tokens)
+        decode.until = (frame + 1) * decode.frame
+        while decode.done < decode.until:
+            decode.step()
+
+    def ahead(self) -> bool:
+        """Decode the next frame for the last action, to be taken back if another comes; False where it can't be."""
+        decode = self._decode
+        if self._ahead is not None or not self.actions or decode.cache.overwrites:
+            return False
+        with torch_defaults(), torch.inference_mode():
+            self._make_room()
+            decode, replay = self._decode, self._decode.replay
+            assert decode.drafter is not None
+            outputs, ages = (None, None) if replay is None else (replay.outputs.clone(), replay.ages.clone())
+            self._ahead = Ahead(self.actions[-1], outputs, ages, len(decode.drafter.passes))
+            self._run(self.actions[-1])
+        return True
+
+    def _take_back(self, ahead: Ahead) -> None:
+        decode, replay = self._decode, self._decode.replay
+        assert decode.drafter is not None
+        decode.take_back(self._frame - self._base)
+        del decode.drafter.passes[ahead.passes :]
+        if replay is not None and ahead.outputs is not None and ahead.ages is not None:
+            replay.outputs.copy_(ahead.outputs)
+            replay.ages.copy_(ahead.ages)
+
+    def step(self, action: ArrayLike) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        """The frame that an action [A] leads to, uint8 [H, W, 3], and its report: seconds, passes, hit, replayed.
+
+        `replayed` is the share of layers that replayed by code, float32 [rows, columns]. Raises RequestError for an
+        action of another size, or one that is not finite.
+        """
+        began = time.perf_counter()
+        given = np.asarray(action, np.float32)
+        if given.shape != (self.spec.conditions,) or not np.isfinite(given).all():
+            raise RequestError(f"an action is {self.spec.conditions} finite numbers, not {action!r}")
+        with torch_defaults(), torch.inference_mode():
+            ahead, self._ahead = self._ahead, None
+            hit = ahead is not None and np.array_equal(ahead.action, given)
+            if ahead is not None and not hit:
+                self._take_back(ahead)
+            elif ahead is None:
+                self._make_room()
+            decode = self._decode
+            assert decode.drafter is not None
+            first = ahead.passes if ahead is not None else len(decode.drafter.passes)
+            if not hit:
+                self._run(given)
+            size, frame = decode.frame, self._frame - self._base
+            codes = decode.codes[0, frame * size : (frame + 1) * size]
+            image = self._drawn(codes)
+        self._codes.append(codes.clone())
+        self.actions.append(given)
+        self._frame, self.hits = self._frame + 1, self.hits + hit
+        info = {
+            "seconds": time.perf_counter() - began,
+            "passes": len(decode.drafter.passes) - first,
+            "hit": hit,
+            "replayed": decode.replay_shares()[frame].view(self.spec.grid).numpy(),
+        }
+        return image, info
+
+    @property
+    def codes(self) -> NDArray[np.int64]:
+        """Codes of the decoded frames, int64 [T*N, depth]."""
+        return torch.cat(self._codes).numpy() if self._codes else np.zeros((0, self.spec.code_depth), np.int64)
+
+    def video(self) -> Video:
+        """The frames so far, with a recipe that makes them again."""
+        pipe, generation = self._pipe, self._pipe.resolved.generation
+        with torch_defaults(), torch.inference_mode():
+            frames = np.stack([*self.context, *map(self._drawn, self._codes)])
+        made = generation.model_copy(update={"frames": len(frames), "context_policy": "roll"})
+        clip = TokenisedClip(self.ids, np.stack([*self.actions, np.zeros(self.spec.conditions, np.float32)]))
+        run = pipe.resolved.model_copy(update={"generation": made})
+        recipe = recipe_of(run, pipe.model, pipe.checkpoint.identity, clip, self.seed, self.ids)
+        return Video(frames, pipe.fps, {"seed": self.seed, "frames": len(frames), "hits": self.hits}, recipe)
