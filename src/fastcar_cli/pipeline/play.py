@@ -69,7 +69,7 @@ class World:
         self.hits = self._frame = 0
         self._ahead: Ahead | None = None
         self._codes: list[Tensor] = []
-        self._numbers, self._windows = drawing(seed, spec.code_depth), DraftWindow(pipe.settings.draft.window)
+        self._numbers, self._windows = drawing(seed, spec.frame_spec.depth), DraftWindow(pipe.settings.draft.window)
         segment = segment_of(spec)
         self._overlap = 0 if spec.layout.prompt_frames else overlap(replace(pipe.settings, frames=segment))
         # Whole contexts: tables end where the context rolls.
@@ -91,7 +91,7 @@ class World:
         if self._codes:
             settings = replace(settings, rule=replace(settings.rule, first_frame=0))
         old = len(given) * size
-        numbers = torch.cat([torch.zeros(old, spec.code_depth), self._numbers(settings.frames * size - old)])
+        numbers = torch.cat([torch.zeros(old, spec.frame_spec.depth), self._numbers(settings.frames * size - old)])
         conditions = torch.zeros(1, spec.layout.context + settings.frames, spec.conditions)
         known = self.actions[self._frame - len(given) :]
         if known:
@@ -196,7 +196,7 @@ class World:
     @property
     def codes(self) -> NDArray[np.int64]:
         """Codes of the decoded frames, int64 [T*N, depth]."""
-        return torch.cat(self._codes).numpy() if self._codes else np.zeros((0, self.spec.code_depth), np.int64)
+        return torch.cat(self._codes).numpy() if self._codes else np.zeros((0, self.spec.frame_spec.depth), np.int64)
 
     def video(self) -> Video:
         """The frames so far, with a recipe that makes them again."""
