@@ -271,7 +271,7 @@ class VideoPipeline:
         """
         from fastcar_cli.pipeline.play import World
 
-        return World(self, frames, seed)
+        return World(self.model, self.resolved, self.settings, frames, seed)
 
     def close(self) -> None:
         """Release the model and its caches; the pipeline can't be used any more."""

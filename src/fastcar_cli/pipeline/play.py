@@ -12,18 +12,20 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from fastcar_cli.config.run_config import RunConfig
+from fastcar_cli.decoding.batch import DecodeSettings
 from fastcar_cli.decoding.drafts.length import DraftWindow
 from fastcar_cli.decoding.engine import Decode, overlap
 from fastcar_cli.decoding.sampling import drawing
 from fastcar_cli.errors import RequestError
 from fastcar_cli.inputs.prompt import Clip, TokenisedClip
 from fastcar_cli.pipeline.recipe import recipe_of
-from fastcar_cli.pipeline.resolve import segment_of
+from fastcar_cli.pipeline.resolve import given, segment_of, spec_in
 from fastcar_cli.pipeline.videos import Video
 from fastcar_cli.system.device import torch_defaults
 
 if TYPE_CHECKING:
-    from fastcar_cli.pipeline.pipeline import VideoPipeline
+    from fastcar_cli.models.checkpoint import Identity, LoadedModel
 
 ROOM = 128
 """Decoded frames, about, that the tables of a session have room for; then it begins new ones."""
@@ -51,30 +53,32 @@ class World:
 
     """
 
-    def __init__(self, pipe: VideoPipeline, frames: NDArray[np.uint8], seed: int) -> None:
+    def __init__(
+        self, model: LoadedModel, run: RunConfig, settings: DecodeSettings, frames: NDArray[np.uint8], seed: int
+    ) -> None:
         """`frames` are uint8 [H, W, 3] or [n, H, W, 3] of the model's size; one that is missing repeats the first."""
-        self._pipe, self._network, spec = pipe, pipe.model.network, pipe.spec
-        self.seed, self.spec, context = seed, spec, spec.layout.context
+        self._model, self._network, self._resolved, self.spec = model, model.network, run, spec_in(model, run)
+        self.seed, spec, context = seed, self.spec, self.spec.layout.context
         if not spec.conditions:
             raise RequestError(
-                f"the model {pipe.name!r} takes no actions", hint="play a model that does: table-actions"
+                f"the model {model.name!r} takes no actions", hint="play a model that does: table-actions"
             )
-        if pipe.settings.rule.target is not None:
+        if settings.rule.target is not None:
             raise RequestError("does not go with play", key="replay.ratio", hint="give a threshold: tau")
         frames = frames[None] if frames.ndim == 3 else frames
         first = np.concatenate([frames[:1].repeat(max(0, context - len(frames)), 0), frames])[:context]
         self.actions = [np.zeros(spec.conditions, np.float32) for _ in range(context - 1)]
         clip = Clip(first, np.zeros((context, spec.conditions), np.float32))
-        self.ids = pipe.model.tokenizer.read(clip).ids
+        self.ids = model.tokenizer.read(clip).ids
         self.hits = self._frame = 0
         self._ahead: Ahead | None = None
         self._codes: list[Tensor] = []
-        self._numbers, self._windows = drawing(seed, spec.frame_spec.depth), DraftWindow(pipe.settings.draft.window)
+        self._numbers, self._windows = drawing(seed, spec.frame_spec.depth), DraftWindow(settings.draft.window)
         segment = segment_of(spec)
-        self._overlap = 0 if spec.layout.prompt_frames else overlap(replace(pipe.settings, frames=segment))
+        self._overlap = 0 if spec.layout.prompt_frames else overlap(replace(settings, frames=segment))
         # Whole contexts: tables end where the context rolls.
         rolls = max(0, ROOM // segment - 1)
-        self._settings = replace(pipe.settings, frames=segment + rolls * (segment - self._overlap), segment=segment)
+        self._settings = replace(settings, frames=segment + rolls * (segment - self._overlap), segment=segment)
         with torch_defaults(), torch.inference_mode():
             self._decode, self._base = self._tables(list(self.ids)), 0
             self._decoder = self._network.frame_decoder(self._decode.prompts.ids)
@@ -164,12 +168,12 @@ class World:
         action of another size, or one that is not finite.
         """
         began = time.perf_counter()
-        given = np.asarray(action, np.float32)
-        if given.shape != (self.spec.conditions,) or not np.isfinite(given).all():
+        wanted = np.asarray(action, np.float32)
+        if wanted.shape != (self.spec.conditions,) or not np.isfinite(wanted).all():
             raise RequestError(f"an action is {self.spec.conditions} finite numbers, not {action!r}")
         with torch_defaults(), torch.inference_mode():
             ahead, self._ahead = self._ahead, None
-            hit = ahead is not None and np.array_equal(ahead.action, given)
+            hit = ahead is not None and np.array_equal(ahead.action, wanted)
             if ahead is not None and not hit:
                 self._take_back(ahead)
             elif ahead is None:
@@ -178,12 +182,12 @@ class World:
             assert decode.drafter is not None
             first = ahead.passes if ahead is not None else len(decode.drafter.passes)
             if not hit:
-                self._run(given)
+                self._run(wanted)
             size, frame = decode.frame, self._frame - self._base
             codes = decode.codes[0, frame * size : (frame + 1) * size]
             image = self._drawn(codes)
         self._codes.append(codes.clone())
-        self.actions.append(given)
+        self.actions.append(wanted)
         self._frame, self.hits = self._frame + 1, self.hits + hit
         info = {
             "seconds": time.perf_counter() - began,
@@ -198,13 +202,13 @@ class World:
         """Codes of the decoded frames, int64 [T*N, depth]."""
         return torch.cat(self._codes).numpy() if self._codes else np.zeros((0, self.spec.frame_spec.depth), np.int64)
 
-    def video(self) -> Video:
-        """The frames so far, with a recipe that makes them again."""
-        pipe, generation = self._pipe, self._pipe.resolved.generation
+    def video(self, identity: Identity) -> Video:
+        """The frames so far, with a recipe that makes them again by the model of this identity."""
         with torch_defaults(), torch.inference_mode():
             frames = np.stack([*self.context, *map(self._drawn, self._codes)])
-        made = generation.model_copy(update={"frames": len(frames), "context_policy": "roll"})
+        made = self._resolved.generation.model_copy(update={"frames": len(frames), "context_policy": "roll"})
         clip = TokenisedClip(self.ids, np.stack([*self.actions, np.zeros(self.spec.conditions, np.float32)]))
-        run = pipe.resolved.model_copy(update={"generation": made})
-        recipe = recipe_of(run, pipe.model, pipe.checkpoint.identity, clip, self.seed, self.ids)
-        return Video(frames, pipe.fps, {"seed": self.seed, "frames": len(frames), "hits": self.hits}, recipe)
+        run = self._resolved.model_copy(update={"generation": made})
+        recipe = recipe_of(run, self._model, identity, clip, self.seed, self.ids)
+        report = {"seed": self.seed, "frames": len(frames), "hits": self.hits}
+        return Video(frames, given(run.video.fps), report, recipe)
