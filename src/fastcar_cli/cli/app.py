@@ -24,30 +24,30 @@ from fastcar_cli.system.limits import raise_open_files
 from fastcar_cli.system.signals import status, stop_on_signals
 
 COMMANDS = {
-    "generate": ("generate:generate", "Make videos from prompts, or from frames that they continue."),
-    "convert": ("convert:convert", "Convert a model to smaller weights that load at once; started again, it resumes."),
-    "profile": ("profile:profile", "Measure one decode step by context length, or a real run with --decode."),
-    "sweep": ("sweep:sweep", "Measure speed against quality over thresholds, prompts and seeds; it resumes."),
-    "demo": ("demo:demo", "Make videos on a page in this machine's browser, with their replay maps, until Ctrl-C."),
-    "fpga": ("fpga:fpga", "Emulate an FPGA accelerator on replay decisions; `fastcar fpga rtl` writes its RTL."),
-    "fpga rtl": ("fpga_rtl:rtl", "Write the accelerator's RTL with what the emulator expects of it, and check it."),
-    "models": ("models:models", "List the models that have names: what they take and make, and where they are."),
-    "models show": ("models:show", "What a model is made of, from its shapes alone."),
-    "pull": ("models:pull", "Fetch a model of the hub into the cache, for runs without a network."),
-    "presets": ("config:presets", "List the configurations and accelerators that come with the package."),
+    "generate": ("generate:generate", "Generate videos from prompts, or continue input frames."),
+    "convert": ("convert:convert", "Quantize a model into a folder that loads in a second; the same command resumes."),
+    "profile": ("profile:profile", "Time a decode step by module and context length, or a whole video with --decode."),
+    "sweep": ("sweep:sweep", "Measure speed and quality over thresholds, prompts and seeds; the same command resumes."),
+    "demo": ("demo:demo", "Serve a local web page that makes videos and shows their replay maps; Ctrl-C stops it."),
+    "fpga": ("fpga:fpga", "Time replay decisions on an emulated FPGA accelerator; `fastcar fpga rtl` writes its RTL."),
+    "fpga rtl": ("fpga_rtl:rtl", "Write the accelerator's RTL with inputs and expected results, and check it."),
+    "models": ("models:models", "List the named models with input, output, size and source."),
+    "models show": ("models:show", "Show a model's size, decoder, tokens per frame and terms, without its weights."),
+    "pull": ("models:pull", "Download a model from the hub, so that later runs need no network."),
+    "presets": ("config:presets", "List the bundled configurations and accelerators."),
     "config": ("config:config", "Print the effective configuration as YAML."),
 }
-"""Module and function of each command, and its line in the list of commands."""
+"""Module, function and summary of each command."""
 
 LABORATORY = {
-    "train": "Train a bundled model from nothing; started again, it resumes from its last checkpoint.",
-    "lab": "How the bundled models and the published figures were made.",
+    "train": "Train a bundled model from scratch; the same command resumes from the last checkpoint.",
+    "lab": "Reproduce the bundled models and the published figures.",
 }
-"""Commands that the package fastcar_lab adds."""
+"""Summaries of the commands in the package fastcar_lab."""
 
 
 class Lazy(Command):
-    """A command that is imported when it runs or shows its own help: pydantic alone takes as long as the rest."""
+    """A command that fastcar imports only to run it or to show its help; importing all commands takes too long."""
 
     def __init__(self, name: str, load: Callable[[], Any], line: str) -> None:
         super().__init__(name, help=line)
@@ -105,11 +105,11 @@ class Commands(TyperGroup):
         typer.echo(examples(""), nl=False)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """All names, the added ones last."""
+        """All names, those from plug-ins last."""
         return [*super().list_commands(ctx), *plugins.command_names()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of a name. Raises RequestError for one that a missing package has."""
+        """The command of this name. Raises RequestError if the command needs a package that is not installed."""
         if (own := super().get_command(ctx, cmd_name)) is not None:
             return own
         if (load := plugins.command(cmd_name)) is not None:
@@ -117,7 +117,7 @@ class Commands(TyperGroup):
             return typer.main.get_command(load()) if line is None else Lazy(cmd_name, load, line)
         if cmd_name in LABORATORY:
             raise RequestError(
-                f"fastcar {cmd_name} is of the package fastcar_lab, which is not installed",
+                f"fastcar {cmd_name} needs the package fastcar_lab, which is not installed",
                 hint="pip install -e . in a checkout of fastcar",
             )
         return None
@@ -126,7 +126,7 @@ class Commands(TyperGroup):
 app = typer.Typer(
     name="fastcar",
     cls=Commands,
-    help="Video from text with auto-regressive models, decoded fast with cache attentive replay.",
+    help="Generate video with auto-regressive models: lossless drafts, cache attentive replay, native kernels.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

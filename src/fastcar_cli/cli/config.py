@@ -1,4 +1,4 @@
-"""`fastcar config` and `fastcar presets`: the effective configuration, what every key means, what is shipped."""
+"""`fastcar config` and `fastcar presets`: the effective configuration, all keys, and the bundled presets."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def config(
     ctx: typer.Context,
     config: ConfigFile = None,
     set_: Overrides = None,
-    where: bool = typer.Option(False, "--where", help="List every key with its value and where that is from."),
-    keys: bool = typer.Option(False, "--keys", help="List keys, defaults, allowed values and meanings."),
+    where: bool = typer.Option(False, "--where", help="List every key with its value and its source."),
+    keys: bool = typer.Option(False, "--keys", help="List all keys with default, allowed values and meaning."),
     as_json: Json = False,
 ) -> None:
     """Print the effective configuration as YAML.
 
-    Options win over --set, that over --config, that over variables such as FASTCAR_REPLAY_TAU, these over fastcar.yaml
-    in the current folder, and that over the defaults. `generate --from` takes a recipe instead of the last three.
+    Precedence, highest first: options, --set, --config, environment variables such as FASTCAR_REPLAY_TAU, fastcar.yaml
+    in the current folder, defaults. `generate --from` reads its recipe instead of variables and fastcar.yaml.
     """
     if keys:
         refuse_all_but(ctx, ("keys", "as_json"), "with --keys")
@@ -42,14 +42,14 @@ def config(
     elif as_json:
         typer.echo(json.dumps(run.to_dict()))
     elif (form := ctx.params["form"]) != "table":
-        raise RequestError(f"--format {form}: the configuration is not a table", hint="--where or --keys prints one")
+        raise RequestError(f"--format {form}: the configuration is not a table", hint="use --where or --keys")
     else:
         typer.echo(run.to_yaml(), nl=False)
 
 
 @options()
 def presets(as_json: Json = False) -> None:
-    """List the configurations and accelerators that come with the package."""
+    """List the bundled configurations and accelerators."""
     from fastcar_fpga import load_preset
 
     rows = []
@@ -61,7 +61,7 @@ def presets(as_json: Json = False) -> None:
 
 
 def _print(what: str, rows: list[dict[str, Any]], as_json: bool) -> None:
-    """Rows of texts, as a table whose columns are their keys."""
+    """A table with a column per key of the rows."""
     if as_json:
         typer.echo(json.dumps({what: rows}))
         return

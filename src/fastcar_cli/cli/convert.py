@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 @options("runtime.threads")
 def convert(
     model: Annotated[str, typer.Argument(help=f"{MODELS[0].upper()}{MODELS[1:]}.", autocompletion=a_model)],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to make; there must be none of this name.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="New folder for the converted model.")],
     dtype: Literal["int4", "int8", "bfloat16"] = typer.Option("int4", help="int4, int8 or bfloat16."),
     depth_dtype: Literal["int8", "int4"] | None = typer.Option(
-        None, help="int8 or int4 for the depth transformer of an int4 model. [default: int8 below 1,024 wide]"
+        None, help="Format of an int4 model's depth transformer: int8 or int4. [default: int8 if narrower than 1,024]"
     ),
     calibrate: Path | None = typer.Option(
         None,
         metavar="PROMPTS",
-        help="Calibrate the rounding (GPTQ) on this file of at most 32 prompts.",
+        help="Calibrate the rounding (GPTQ) on the prompts of this file, at most 32.",
     ),
     *,
     flags: Flags,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Convert a model to smaller weights that load at once; started again, it resumes."""
+    """Quantize a model into a folder that loads in a second; the same command resumes."""
     from fastcar_cli.checkpoints.memory_plan import gib
     from fastcar_cli.convert.calibrate import Calibration
     from fastcar_cli.convert.convert import Conversion, check_folder

@@ -15,15 +15,15 @@ from fastcar_cli.system.signals import status
 
 @options()
 def demo(
-    port: int = typer.Option(0, min=0, max=65535, help="Port of the page; 0 takes any free one."),
-    no_browser: bool = typer.Option(False, "--no-browser", help="Print the address only."),
+    port: int = typer.Option(0, min=0, max=65535, help="Port of the page; 0 selects a free one."),
+    no_browser: bool = typer.Option(False, "--no-browser", help="Print the address without opening a browser."),
 ) -> None:
-    """Make videos on a page in this machine's browser, with their replay maps, until Ctrl-C."""
+    """Serve a local web page that makes videos and shows their replay maps; Ctrl-C stops it."""
     from fastcar_cli.demo.server import Maker, Server
 
     server = Server(Maker(), port)
     typer.echo(server.url)
-    # Elsewhere the browser could be one of text, which takes the terminal.
+    # Without a display the browser may be a text browser, which would take the terminal.
     if not no_browser and (sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()):
         webbrowser.open(server.url)
     try:

@@ -1,4 +1,4 @@
-"""`fastcar fpga`: the emulated accelerator without a model, on saved or drawn decisions."""
+"""`fastcar fpga`: the emulated accelerator without a model, on saved or random decisions."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
 @options("attention.window", "attention.sinks")
 def fpga(
     ctx: typer.Context,
-    trace: Path | None = typer.Argument(None, metavar="[FILE]", help="Decisions that generate has saved."),
+    trace: Path | None = typer.Argument(None, metavar="[FILE]", help="Replay decisions saved by `generate --trace`."),
     preset: Accelerator = None,
     model: str = typer.Option(
-        "vila-u-7b", help=f"Shapes for drawn decisions, without a download: {MODELS}.", autocompletion=a_model
+        "vila-u-7b", help=f"Shapes for random decisions, without a download: {MODELS}.", autocompletion=a_model
     ),
     rows: int = typer.Option(16, help="Rows of the batch, at most 32.", min=1, max=32),
     frames: int = typer.Option(8, help="Frames of the video.", min=1, max=4096),
-    prompt_tokens: int = typer.Option(100, help="Tokens before the first visual one.", min=1, max=2**20),
-    replay: str = typer.Option("0,0.2,0.5,0.8", help="Replay ratios over all passes, with commas between them."),
+    prompt_tokens: int = typer.Option(100, help="Tokens of the prompt.", min=1, max=2**20),
+    replay: str = typer.Option("0,0.2,0.5,0.8", help="Replay ratios over all passes, comma-separated."),
     *,
     flags: Flags,
     spread: Literal["eligible", "all"] = typer.Option(
-        "eligible", help="Where drawn replays may be: eligible passes, or all."
+        "eligible", help="Passes in which random decisions may replay: eligible ones, or all."
     ),
-    seed: int = typer.Option(0, help="Seed of drawn decisions.", min=0, max=2**63 - 1),
+    seed: int = typer.Option(0, help="Seed of random decisions.", min=0, max=2**63 - 1),
     table: bool = typer.Option(
-        False, "--table", help="Print published figures of the preset's work beside emulated ones."
+        False, "--table", help="Compare emulated figures with the published ones of the preset's paper."
     ),
-    drafts: bool = typer.Option(False, "--drafts", help="Print what drafts do, by window and acceptance, of 2 rows."),
-    explain: bool = typer.Option(False, "--explain", help="Print the terms of one layer's cycles and joules."),
-    report: Path | None = typer.Option(None, help="Folder for CSVs of cycles, bandwidth and energy."),
+    drafts: bool = typer.Option(False, "--drafts", help="Print the speedup from drafts, for 2 rows."),
+    explain: bool = typer.Option(False, "--explain", help="Print each term of one layer's cycles and joules."),
+    report: Path | None = typer.Option(None, help="Folder for CSV files of cycles, bandwidth and energy."),
     as_json: Json = False,
 ) -> None:
-    """Emulate an FPGA accelerator on replay decisions; `fastcar fpga rtl` writes its RTL."""
+    """Time replay decisions on an emulated FPGA accelerator; `fastcar fpga rtl` writes its RTL."""
     import fastcar_fpga
 
     for asked, others, why in (
@@ -91,7 +91,7 @@ def fpga(
 def _drawn(
     model: str, preset: str | None, shape: dict[str, Any], ratios: Sequence[float], how: dict[str, Any]
 ) -> list[Comparison]:
-    """Decisions of a model's shapes, drawn with each of these ratios, on an accelerator."""
+    """Random decisions of a model's shapes at each of these ratios, timed on an accelerator."""
     from fastcar_cli.checkpoints.open import spec_of
     from fastcar_fpga import Emulator, compare, draw, preset_for, workload_of
 
@@ -110,7 +110,7 @@ def _ratio(text: str) -> float:
 
 
 def _short(value: float) -> str:
-    """Three or four digits with a thousand's letter."""
+    """Three or four digits with a unit prefix."""
     for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= factor:
             return f"{value / factor:.4g}{letter}"

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 @options()
 def generate(ctx: typer.Context, asked: GenerateOptions, flags: Flags) -> None:
-    """Make videos from prompts, or from frames that they continue.
+    """Generate videos from prompts, or continue input frames.
 
-    Rarer settings are keys: `fastcar config --keys` lists them, --set KEY=VALUE sets one.
+    `fastcar config --keys` lists further settings, and --set KEY=VALUE sets one.
     """
     from fastcar_cli.checkpoints.open import known
     from fastcar_cli.cli import writing
@@ -52,7 +52,7 @@ def generate(ctx: typer.Context, asked: GenerateOptions, flags: Flags) -> None:
     what.check(ctx, run, checkpoint.spec, needed=not asked.dry)
     run = what.context(run, checkpoint.spec)
     if (count := max(what.count, 1) * len(seeds)) > MOST:
-        raise RequestError(f"a list of {count:,} videos", allowed=f"{MOST:,}")
+        raise RequestError(f"the list has {count:,} videos", allowed=f"{MOST:,}")
     at_once = min(count, writing.BATCH) if listed else count
     if asked.dry:
         _dry_run(run, len(shard_of(range(count), asked.shard)), at_once, asked.as_json, asked.quiet)
@@ -65,9 +65,9 @@ def generate(ctx: typer.Context, asked: GenerateOptions, flags: Flags) -> None:
     jobs = what.jobs(pipe, seeds, truth=asked.truth)
     if (asked.trace_to or asked.report_to) is not None and (size := pipe.batch_size(count)) < count:
         raise RequestError(
-            f"{'--report' if asked.trace_to is None else '--trace'}: {count} videos are decoded in batches of {size}, "
-            "one file holds one",
-            hint="fewer prompts or --samples at once",
+            f"{'--report' if asked.trace_to is None else '--trace'} takes one batch: the {count} videos need batches "
+            f"of {size}",
+            hint="use fewer prompts or --samples",
         )
     for text in [*notes, *_notes_on(pipe, recipe, asked.from_)]:
         note(terminal, text)
@@ -78,22 +78,22 @@ def generate(ctx: typer.Context, asked: GenerateOptions, flags: Flags) -> None:
 
 
 def _settings(asked: GenerateOptions, flags: Flags) -> tuple[RunConfig, dict[str, Any] | None, list[str]]:
-    """The run, the recipe of the earlier video that it makes again, and what to say of both. Raises RequestError."""
+    """The run, the recipe of `--from`, and notes on both. Raises RequestError."""
     from fastcar_cli.media import read_recipe
     from fastcar_cli.pipeline.recipe import settings_of
 
     if "replay.tau" in flags and "replay.ratio" in flags:
         raise RequestError(
             f"--tau {flags['replay.tau']} and --replay-ratio {flags['replay.ratio']:g} exclude each other",
-            hint="a controller holds a ratio by moving tau",
+            hint="with --replay-ratio a controller chooses tau",
         )
     overrides = asked.set_ or []
     if asked.from_ is None:
         run, sources = load_sources(asked.config, overrides, flags, surroundings())
         return run, None, notices(sources)
     if asked.config is not None:
-        raise RequestError("--from and --config exclude each other", hint="change single keys with flags or --set")
-    # A recipe decides alone, wherever the video is made again.
+        raise RequestError("--from and --config exclude each other", hint="override single keys with options or --set")
+    # A recipe overrides environment and fastcar.yaml, so that a video is the same in every folder.
     recipe = read_recipe(asked.from_)
     named = [*flags, *(o.partition("=")[0].strip() for o in overrides)]
     taken, left = settings_of(recipe, str(asked.from_), named)
@@ -101,30 +101,30 @@ def _settings(asked: GenerateOptions, flags: Flags) -> tuple[RunConfig, dict[str
 
 
 def _check_files(ctx: typer.Context, run: RunConfig, asked: GenerateOptions) -> None:
-    """Refuse, before anything is loaded, what can't be written beside the videos. Raises RequestError."""
+    """Check `--trace` and `--report` before the model is loaded. Raises RequestError."""
     if run.backend.name != "fpga-sim":
-        refuse(ctx, ("fpga", "report_to"), f"with the backend {run.backend.name}", "it needs --backend fpga-sim")
+        refuse(ctx, ("fpga", "report_to"), f"with the backend {run.backend.name}", "add --backend fpga-sim")
     check_made("--report", asked.report_to)
     trace = asked.trace_to
     if trace is not None and (trace.suffix != ".npz" or not trace.parent.is_dir() or trace.is_dir()):
-        raise RequestError(f"--trace {trace}: needs a file name that ends in .npz, in a folder that exists")
+        raise RequestError(f"--trace {trace}: needed: a file name that ends in .npz, in an existing folder")
     if run.runtime.keep_prefill is not None:
         check_file("--keep-prefill", Path(run.runtime.keep_prefill))
 
 
 def _seeds_of(run: RunConfig, listed: bool) -> Sequence[int]:
-    """The seeds of a prompt's videos. Raises RequestError for ones that no seed can be."""
+    """The seeds of a prompt's videos. Raises RequestError for seeds out of range."""
     first, samples = run.generation.seed, run.generation.samples
     if first is not None and first + samples > 2**63:
-        raise RequestError(f"--seed {first} with {samples} samples", hint="a smaller seed")
+        raise RequestError(f"--seed {first} with {samples} samples", hint="choose a smaller seed")
     if first is None:
-        # Machines that share a list have the same seeds, and so has the command that is repeated.
+        # Every shard and every repetition of a list needs the same seeds.
         first = 0 if listed else secrets.randbelow(2**31)
     return range(first, first + samples)
 
 
 def _notes_on(pipe: VideoPipeline, recipe: dict[str, Any] | None, earlier: Path | None) -> list[str]:
-    """Notes on a loaded model: options without use, missing kernels, its terms, other weights than a recipe's."""
+    """Notes on a loaded model: options without effect, missing kernels, terms, other weights than the recipe's."""
     from fastcar_cli.checkpoints.hub import licence, repository_of
     from fastcar_cli.kernels import native
     from fastcar_cli.pipeline.recipe import same_weights
@@ -134,20 +134,20 @@ def _notes_on(pipe: VideoPipeline, recipe: dict[str, Any] | None, earlier: Path 
         notes.append("--gate pair has no effect, because guidance 1 makes no pairs")
     wanted = pipe.settings.executor == "auto" and pipe.model.network.device.type == "cpu"
     if wanted and pipe.config.backend.name == "torch" and (why := native.unavailable()) is not None:
-        notes.append(f"plain torch decodes, many times slower: {why}")
+        notes.append(f"decoding in plain torch, which is many times slower: {why}")
     if (repository := repository_of(model)) is not None:
         notes.append(licence(model, repository))
     return notes if recipe is None else [*notes, *same_weights(recipe, str(earlier), model, pipe.checkpoint.identity)]
 
 
 def _without_effect(ctx: typer.Context, run: RunConfig) -> list[str]:
-    """What to say of options that this run has no use for: a loop over thresholds may well hold a dense run."""
+    """Notes on options without effect; not an error, since a script's loop over thresholds may include a dense run."""
     dense = run.replay.tau.off and run.replay.ratio is None
     idle = {
-        "nothing replays: it takes --tau or --replay-ratio": (dense, ("score", "tas", "gate", "max_replay_age")),
+        "nothing replays without --tau or --replay-ratio": (dense, ("score", "tas", "gate", "max_replay_age")),
         f"the score is {run.replay.score}": (not dense and run.replay.score != "tas", ("tas",)),
-        "everything is attended to: it takes --window": (run.attention.window is None, ("sinks",)),
-        "temperature 0 takes the likeliest code": (run.sampling.temperature == 0, ("top_k", "top_p")),
+        "attention is full without --window": (run.attention.window is None, ("sinks",)),
+        "temperature 0 selects the most likely code": (run.sampling.temperature == 0, ("top_k", "top_p")),
     }
     flags = given(ctx)
     return [
@@ -159,7 +159,7 @@ def _without_effect(ctx: typer.Context, run: RunConfig) -> list[str]:
 
 
 def _dry_run(run: RunConfig, videos: int, at_once: int, as_json: bool, quiet: bool) -> None:
-    """Print files, memory of `at_once` videos, time of all and the replay ceiling; raises as the run would."""
+    """Print files, memory of `at_once` videos, time of all, and replay's maximum speedup; raises as the run would."""
     from fastcar_cli.checkpoints import hub
     from fastcar_cli.checkpoints.memory_plan import choose_dtype, default_dtype
     from fastcar_cli.checkpoints.names import BUNDLED
@@ -211,11 +211,11 @@ def _dry_run(run: RunConfig, videos: int, at_once: int, as_json: bool, quiet: bo
     if refusal is not None:
         raise refusal
     if document["missing"]:
-        raise RequestError(f"weights file {folder / document['missing'][0]} is missing", hint="fetch it again")
+        raise RequestError(f"weights file {folder / document['missing'][0]} is missing", hint="download it again")
 
 
 def _time(run: RunConfig, plan: MemoryPlan, spec: Spec, videos: int, at_once: int) -> tuple[float, str]:
-    """Seconds of the run, and how they come about."""
+    """Estimated seconds of the run, and their derivation."""
     from fastcar_cli.profile.profiler import SMALL, expected_by_bandwidth, expected_by_steps
 
     if plan.weights <= SMALL:
@@ -227,7 +227,7 @@ def _time(run: RunConfig, plan: MemoryPlan, spec: Spec, videos: int, at_once: in
 
 
 def _on_the_hub(model: str, repository: str) -> tuple[Path | None, dict[str, int]]:
-    """The folder of a model, None without network and cache, and sizes of files. Raises RunError for unknown shapes."""
+    """The model's folder (None without network and cache) and file sizes. Raises RunError for unknown shapes."""
     from fastcar_cli.checkpoints import hub
     from fastcar_cli.checkpoints.open import known
     from fastcar_cli.models.checkpoint import Released

@@ -1,29 +1,29 @@
-"""What help shows beside the options: the groups that they are in, and examples."""
+"""Groups of options in the help, and examples of each command."""
 
 from __future__ import annotations
 
 from typing import Any
 
 GROUPS = {
-    "What videos begin with": "--prompts --input --actions --truth --start --step --key --goal --example "
+    "Inputs": "--prompts --input --actions --truth --start --step --key --goal --example "
     "--text-embedding --from --keep-going",
     "Model and video": "--output --names --force --model --frames --context --size --seed --seeds --samples --rows "
     "--prompt-tokens --fps --scale",
     "Replay, drafts and attention": "--tau --replay-ratio --replay --score --tas --gate --max-replay-age --draft "
     "--draft-window --axis --window --sinks --kv-dtype --spread",
-    "How codes are drawn": "--cfg --temperature --top-k --top-p",
-    "What is measured": "--seq --decode --repeats --metrics --lpips-weights --table --drafts --explain",
+    "Sampling": "--cfg --temperature --top-k --top-p",
+    "Measurements": "--seq --decode --repeats --metrics --lpips-weights --table --drafts --explain",
     "Weights and machine": "--dtype --depth-dtype --calibrate --pixel-dtype --device --executor --threads --backend "
     "--fpga --preset --keep-prefill --shard --engine --address --workers",
     "Settings and results": "--config --set --dry-run --preview --report --trace --save --compare "
     "--json --format --verbose --quiet --debug --help",
 }
-"""Options by the group that help shows them in, in this order."""
+"""Options by group, in the order of the help."""
 
 GROUP_OF = {flag: group for group, flags in GROUPS.items() for flag in flags.split()}
 
 FEW = 7
-"""Options that need no groups."""
+"""Commands with at most this many options have no groups."""
 
 EXAMPLES = {
     "": """fastcar generate "a red ball rolling to the right on the grass" --tau -2 -o ball.mp4
@@ -69,7 +69,7 @@ FASTCAR_MODEL=table fastcar config --where""",
 fastcar train --world table --stage tokenizer -o table-model
 fastcar train --minutes 60 --threads 2 -o mini-model""",
 }
-"""Commands that a user may copy, by the name of the command whose help shows them."""
+"""Examples by command, ready to copy."""
 
 
 def arrange(params: list[Any]) -> None:

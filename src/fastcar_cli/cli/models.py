@@ -1,27 +1,24 @@
-"""`fastcar models`, `fastcar models show` and `fastcar pull`: what can be generated with, and where it comes from."""
+"""`fastcar models`, `fastcar models show` and `fastcar pull`."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fastcar_cli.cli.options import Json, a_model, options
 from fastcar_cli.cli.render import Results, columns, facts
 
-if TYPE_CHECKING:
-    pass
-
 Name = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="A name of the list, or a folder.", show_default=False, autocompletion=a_model),
+    typer.Argument(metavar="NAME", help="Name from the list, or a folder.", show_default=False, autocompletion=a_model),
 ]
 
 
 @options()
 def models(as_json: Json = False) -> None:
-    """List the models that have names: what they take and make, and where they are."""
+    """List the named models with input, output, size and source."""
     from fastcar_cli.checkpoints.names import BUNDLED, REPOSITORIES
 
     rows = [_line(name) for name in (*BUNDLED, *REPOSITORIES)]
@@ -29,8 +26,7 @@ def models(as_json: Json = False) -> None:
         typer.echo(json.dumps({"models": rows}))
         return
     shown = columns("", "model", "size", "takes", "makes", "from", left=5)
-    # Names are there to be copied.
-    shown.columns[0].no_wrap = True
+    shown.columns[0].no_wrap = True  # Names can be copied.
     for row in rows:
         n = row["parameters"]
         size = f"{n / 1e9:.1f} B" if n >= 1e9 else f"{n / 1e6:.{n < 1e7:d}f} M"
@@ -41,7 +37,7 @@ def models(as_json: Json = False) -> None:
 
 @options()
 def show(name: Name, as_json: Json = False) -> None:
-    """What a model is made of, from its shapes alone."""
+    """Show a model's size, decoder, tokens per frame and terms, without its weights."""
     from fastcar_cli.checkpoints.hub import licence, repository_of
     from fastcar_cli.checkpoints.names import BUNDLED
     from fastcar_cli.checkpoints.open import spec_of
@@ -67,7 +63,7 @@ def show(name: Name, as_json: Json = False) -> None:
 
 @options()
 def pull(name: Name) -> None:
-    """Fetch a model of the hub into the cache, for runs without a network."""
+    """Download a model from the hub, so that later runs need no network."""
     from fastcar_cli.checkpoints.open import folder_of
 
     typer.echo(str(folder_of(name)))
@@ -82,7 +78,6 @@ def _line(name: str) -> dict[str, Any]:
 
     spec, repository = spec_of(name), repository_of(name)
     height, width = spec.frame_spec.size
-    # What a video begins with.
     counts, takes = sorted(spec.contexts or ((spec.layout.context,) if spec.layout.context else ())), "a sentence"
     if counts:
         takes = f"{' or '.join(map(str, counts))} frame{'s' if counts[-1] > 1 else ''}"

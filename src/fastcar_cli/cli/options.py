@@ -1,4 +1,4 @@
-"""Options: made from the keys of the configuration, or shared by several commands, and what a shell completes."""
+"""Options made from configuration keys, options shared by several commands, and shell completion."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fastcar_cli.config.presets import fpga_presets, presets
 from fastcar_cli.config.run_config import Setting, settings
 
 Complete = Callable[[str], list[str]]
-"""Values that begin with what is typed."""
+"""Returns the values that begin with the typed text."""
 
 
 def words(allowed: Callable[[], Collection[str]] | Collection[str]) -> Complete:
-    """Complete one of these, also as the last of several with commas between them."""
+    """Complete one of the allowed words; a comma-separated list completes its last entry."""
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
@@ -31,7 +31,7 @@ def words(allowed: Callable[[], Collection[str]] | Collection[str]) -> Complete:
 
 a_model = words([*BUNDLED, *REPOSITORIES])
 FORMATS = ("table", "json", "csv", "md")
-"""How results may be printed; JSON is up to each command."""
+"""Output formats; each command writes its own JSON."""
 
 ConfigFile = Annotated[
     str | None, typer.Option("--config", help="Preset name or YAML file.", autocompletion=words(presets))
@@ -55,10 +55,10 @@ Accelerator = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 Format = Annotated[
     str,
-    typer.Option("--format", help="How results are printed: table, json, csv or md.", autocompletion=words(FORMATS)),
+    typer.Option("--format", help="Output format: table, json, csv or md.", autocompletion=words(FORMATS)),
 ]
-"""Of a parameter `form`; `Command` sees to it."""
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")]
+"""Option of the parameter `form`."""
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -70,31 +70,33 @@ class Options:
 
 
 class VideoOptions(Options):
-    """Options of `generate` and `sweep`: inputs of videos, and how their work is divided."""
+    """Options of `generate` and `sweep`: inputs, and the division of the work."""
 
     prompts: list[str] | None = typer.Argument(None, metavar="PROMPT", help="What the video shows.")
     prompts_file: Path | None = typer.Option(
-        None, "--prompts", help="File with one prompt a line, or JSON: VBench's lists, or .jsonl."
+        None, "--prompts", help="Prompt file: one prompt per line, a VBench JSON list, or .jsonl."
     )
     inputs: list[Path] | None = typer.Option(
         None,
         "--input",
         metavar="FILE",
-        help="Frames to continue: a video, GIF, picture, folder of pictures, or .npz; repeat it for more videos.",
+        help="Frames to continue: a video, GIF, image, folder of images, or .npz; repeat the option for more videos.",
     )
     actions: list[Path] | None = typer.Option(
-        None, metavar="FILE", help="Actions, a row a frame: .npz, .npy, .csv, .tsv or .json. An .npz may bring its own."
+        None,
+        metavar="FILE",
+        help="Actions, a row per frame: .npz, .npy, .csv, .tsv, .json. [default: the .npz input's]",
     )
-    names: str | None = typer.Option(None, hidden=True, help="vbench: link videos vbench/{prompt}-{index}.mp4.")
-    shard: str | None = typer.Option(None, help="Do part k/n of the work only, such as 3/8.")
+    names: str | None = typer.Option(None, hidden=True, help="vbench: link each video as vbench/{prompt}-{index}.mp4.")
+    shard: str | None = typer.Option(None, help="Do only part k of n, such as 3/8.")
     engine: str = typer.Option(
-        "local", help="local, or ray: the same work on a Ray cluster.", autocompletion=words(("local", "ray"))
+        "local", help="local, or ray to run on a Ray cluster.", autocompletion=words(("local", "ray"))
     )
-    address: str | None = typer.Option(None, hidden=True, help="Of a running Ray cluster. [default: Ray starts here]")
-    workers: int | None = typer.Option(None, min=1, hidden=True, help="Workers on Ray. [default: as many as fit]")
+    address: str | None = typer.Option(None, hidden=True, help="Address of a Ray cluster. [default: start Ray here]")
+    workers: int | None = typer.Option(None, min=1, hidden=True, help="Maximum Ray workers. [default: as many as fit]")
     config: ConfigFile = None
     set_: Overrides = None
-    dry: bool = typer.Option(False, "--dry-run", help="Print what would be made and the time it takes; write nothing.")
+    dry: bool = typer.Option(False, "--dry-run", help="Print the planned videos and the estimated time; write nothing.")
     as_json: Json = False
     quiet: Quiet = False
 
@@ -102,39 +104,37 @@ class VideoOptions(Options):
 class GenerateOptions(VideoOptions):
     """Options of `generate`."""
 
-    truth: bool = typer.Option(False, "--truth", help="Show the input's frames beside the prediction, and its error.")
-    example: bool = typer.Option(False, "--example", help="Begin with the bundled model's own prompt, or clip.")
-    seeds: str | None = typer.Option(None, help="Seeds of every prompt: 0-3, 0,5,7 or both. [default: one seed]")
-    keep_going: bool = typer.Option(False, "--keep-going", help="Skip prompts that are refused; status 1 at the end.")
+    truth: bool = typer.Option(False, "--truth", help="Show the ground truth beside the prediction; report errors.")
+    example: bool = typer.Option(False, "--example", help="Use the bundled model's example prompt or clip.")
+    seeds: str | None = typer.Option(None, help="Seeds for every prompt, such as 0-3 or 0,5,7. [default: one seed]")
+    keep_going: bool = typer.Option(False, "--keep-going", help="Skip invalid prompts; exit with status 1.")
     text_embedding: Path | None = typer.Option(
-        None, metavar="FILE", help="Vectors of a text encoder, up to 512 rows, as .npy, .pt, ..."
+        None, metavar="FILE", help="Output of a text encoder, up to 512 rows, as .npy, .pt, ..."
     )
-    from_: Path | None = typer.Option(None, "--from", help="Make the video of a file again, from its recipe.")
+    from_: Path | None = typer.Option(None, "--from", help="Make a video again from the recipe in its file.")
     output: str | None = typer.Option(
         None,
         "-o",
         "--output",
-        help="File (.mp4, .gif), a name without suffix for a folder of PNGs, or NAME/ for a folder of videos. An "
-        "existing folder, several videos and files of prompts make folders of videos too. "
+        help="File (.mp4, .gif), a name without suffix for a folder of PNGs, or NAME/ for a folder of videos. "
+        "Several videos, a prompt file or an existing folder always give a folder of videos. "
         "[default: named after the prompt]",
     )
-    force: bool = typer.Option(False, "--force", help="Write over an existing file, or another video of that name.")
-    preview: bool = typer.Option(False, "--preview", help="Show frames in the terminal as they are decoded.")
+    force: bool = typer.Option(False, "--force", help="Overwrite existing files.")
+    preview: bool = typer.Option(False, "--preview", help="Show decoded frames in the terminal.")
     report_to: Path | None = typer.Option(
-        None, "--report", hidden=True, help="Folder for CSVs of the emulated accelerator."
+        None, "--report", hidden=True, help="Folder for the emulated accelerator's CSV files."
     )
-    trace_to: Path | None = typer.Option(
-        None, "--trace", help="File (.npz) of the replay decisions, for `fastcar fpga`."
-    )
+    trace_to: Path | None = typer.Option(None, "--trace", help="Save the replay decisions (.npz) for `fastcar fpga`.")
     verbose: bool = typer.Option(False, "-v", "--verbose", hidden=True, help="Print replay by layer and frame.")
 
 
 Flags = dict[str, Any]
-"""Values of the options that were given, by the key of the configuration that each sets."""
+"""Values of the given options, by configuration key."""
 
 
 def _option_of(setting: Setting, hidden: bool) -> Any:
-    """The annotation of a parameter."""
+    """Annotation of the parameter for a key."""
     kind: Any = setting.kind | None
     text = f"{setting.help[0].upper()}{setting.help[1:]}. [default: {setting.default}]"
     allowed = {"model": a_model, "backend.preset": words(fpga_presets)}.get(setting.key)
@@ -143,10 +143,10 @@ def _option_of(setting: Setting, hidden: bool) -> Any:
 
 
 def options(*keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command --debug, with --json also --format, and the options that its parameters stand for.
+    """Add --debug to a command, --format if it has --json, and the options of its `Options` and `flags` parameters.
 
-    A class of `Options` stands for its attributes. `flags` gets the values given of an option for each of these keys;
-    without keys, of all that have a flag (help shows the common ones).
+    A subclass of `Options` adds an option per attribute. `flags` adds an option per key and receives the given values;
+    without keys it adds all keys with a flag, and the help shows the common ones.
     """
     chosen = [settings()[key] for key in keys] or [s for s in settings().values() if s.flag is not None]
     named = {str(s.flag).strip("-").replace("-", "_"): s for s in chosen}

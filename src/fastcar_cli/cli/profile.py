@@ -23,26 +23,26 @@ from fastcar_cli.system.files import read_text, write_whole
 def profile(
     ctx: typer.Context,
     seq: str | None = typer.Option(None, help="Context lengths, such as 2k,8192. [default: 2k,4k,8k]"),
-    rows: int | None = typer.Option(None, help="Rows; a guided video is two. [default: one video's]", min=1, max=256),
+    rows: int | None = typer.Option(None, help="Rows; a guided video has two. [default: one video]", min=1, max=256),
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = typer.Option(
         "auto", help="auto, float32, bfloat16 or float16."
     ),
     *,
     flags: Flags,
-    repeats: int = typer.Option(5, help="Timed steps a length and kind.", min=1, max=10**6),
-    replay_ratio: float = typer.Option(0.8, help="Replay that drafts are held against.", min=0, max=1),
-    backend: choices.Backend = typer.Option("torch", help="torch, or fpga-sim: cycles of the emulated accelerator."),
+    repeats: int = typer.Option(5, help="Timed steps per context length and kind of step.", min=1, max=10**6),
+    replay_ratio: float = typer.Option(0.8, help="Replay ratio to compare drafts with.", min=0, max=1),
+    backend: choices.Backend = typer.Option("torch", help="torch, or fpga-sim for cycles of the emulated accelerator."),
     fpga: Accelerator = None,
-    decode: str | None = typer.Option(None, metavar="PROMPT", help="Profile a real run of this prompt."),
+    decode: str | None = typer.Option(None, metavar="PROMPT", help="Profile a whole video of this prompt."),
     tau: str = typer.Option("-2", help="Threshold of --decode."),
     seed: int = typer.Option(0, help="Seed of --decode.", min=0, max=2**63 - 1),
-    save: Path | None = typer.Option(None, help="File to keep the result in (JSON)."),
-    compare: Path | None = typer.Option(None, help="Earlier result to print ratios against."),
+    save: Path | None = typer.Option(None, help="Save the result to this JSON file."),
+    compare: Path | None = typer.Option(None, help="Print ratios to this saved result."),
     as_json: Json = False,
 ) -> None:
-    """Measure one decode step by context length, or a real run with --decode.
+    """Time a decode step by module and context length, or a whole video with --decode.
 
-    A published model such as vila-u-7b stands for its shapes, with random weights and without a download.
+    Published models such as vila-u-7b run with random weights of their shapes, without a download.
     """
     from fastcar_cli.checkpoints.open import spec_of
     from fastcar_cli.profile.profile_report import emulated_lengths, ratios
@@ -52,7 +52,7 @@ def profile(
     model = run.model
     _refuse(ctx, backend, decode, seq, model)
     spec = spec_of(model)
-    # A model whose prompt is frames is measured at all the positions that it has.
+    # Frame models are measured at their full length.
     usual = "2k,4k,8k" if spec.layout.prefix is None else str(spec.decoder.max_positions)
     lengths = [] if decode is not None and seq is None else parse_lengths(seq or usual)
     earlier = _read(compare) if compare is not None else None

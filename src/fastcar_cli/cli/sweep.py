@@ -32,39 +32,37 @@ _OWN = "[default: the configuration's]"
 
 
 def _list(help: str, allowed: tuple[str, ...] = ()) -> Any:
-    """An option that takes values with commas between them."""
+    """An option with comma-separated values."""
     return typer.Option(None, help=help, autocompletion=words(allowed) if allowed else None)
 
 
 class SweepOptions(VideoOptions):
     """Options of `sweep`; None: the configuration's own values."""
 
-    output: Path | None = typer.Option(None, "-o", "--output", help="Folder of the sweep.")
+    output: Path | None = typer.Option(None, "-o", "--output", help="Folder for the sweep.")
     tau: str | None = _list(f"Thresholds: off, numbers (0 to -4 is useful), -inf. {_OWN}")
-    replay_ratio: str | None = _list("Replay ratios that a controller holds, beside --tau.")
+    replay_ratio: str | None = _list("Target replay ratios, in addition to --tau.")
     score: str | None = _list(f"Scores: {', '.join(SCORES)}. {_OWN}", SCORES)
     axis: str | None = _list(
-        "An axis with all its values: score (at ratios 0.2,0.5,0.8), gate, or draft (lengths 4,8,16).",
+        "Sweep all values of score (at ratios 0.2,0.5,0.8), gate, or draft (lengths 4,8,16).",
         ("score", "gate", "draft"),
     )
     draft: str | None = _list("Drafts: off, frame, jacobi, auto. [default: off]", DRAFTS)
-    draft_window: str | None = _list("Draft lengths of --draft. [default: 16]")
-    seeds: str = typer.Option("0", help="Seeds: 0-3, 0,5,7 or both.")
+    draft_window: str | None = _list("Draft lengths for --draft. [default: 16]")
+    seeds: str = typer.Option("0", help="Seeds, such as 0-3 or 0,5,7.")
     window: str | None = _list(f"Attention windows in tokens, or off. {_OWN}")
     gate: str | None = _list(f"Gates: {', '.join(GATES)}. {_OWN}", GATES)
     backend: str | None = _list(f"Backends: {', '.join(BACKENDS)}. {_OWN}", BACKENDS)
-    repeats: int = typer.Option(3, help="Timed decodes a cell.", min=1, max=1000)
-    metrics: str | None = _list(f"Of {', '.join(METRICS)}. [default: all that need no weights]", METRICS)
-    lpips_weights: Path | None = typer.Option(
-        None, help="State dict of torchvision's AlexNet or VGG16, for the metric lpips."
-    )
+    repeats: int = typer.Option(3, help="Timed decodes per cell.", min=1, max=1000)
+    metrics: str | None = _list(f"Metrics: {', '.join(METRICS)}. [default: all but lpips]", METRICS)
+    lpips_weights: Path | None = typer.Option(None, help="State dict of torchvision's AlexNet or VGG16 for lpips.")
 
 
 @options("model", "generation.frames", "input.start", "input.step", "input.key")
 def sweep(ctx: typer.Context, asked: SweepOptions, flags: Flags) -> None:
-    """Measure speed against quality over thresholds, prompts and seeds; it resumes.
+    """Measure speed and quality over thresholds, prompts and seeds; the same command resumes.
 
-    Every cell is compared with the dense video of its prompt and seed.
+    Quality compares each video with the dense video of the same prompt and seed.
     """
     from fastcar_cli.pipeline.clips import ClipFiles
     from fastcar_cli.sweep.metrics import parse_metrics

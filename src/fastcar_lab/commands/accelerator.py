@@ -16,7 +16,7 @@ def broadcast(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """What sharing a stream of weights costs, as a table: ways to share and to drop packets, at three replay ratios."""
+    """Print the cost of sharing a weight stream, for each way to share and to drop packets, at three replay ratios."""
     from fastcar_lab.accelerator.broadcast import tables
 
     for line in tables(presets or ()):
@@ -47,7 +47,7 @@ def readings(
     limit: Annotated[float, typer.Option(help="Largest error of a row that is fitted.", min=0, max=1)] = 0.015,
     debug: Debug = False,
 ) -> None:
-    """Which numbers of cores and rows explain the published latencies, by formula: a table, best first."""
+    """List the numbers of cores and rows that explain the published latencies by formula, best first."""
     from fastcar_lab.accelerator.readings import lines
 
     for line in lines(limit):
@@ -62,7 +62,7 @@ def rtl_decoded(
     seed: Annotated[int, typer.Option(help="Seed of the codes.", min=0)] = 0,
     debug: Debug = False,
 ) -> None:
-    """Compare the arithmetic in SystemVerilog with a decode, number by number."""
+    """Compare every number of the SystemVerilog arithmetic with a decode."""
     from fastcar_fpga.preset import load_preset
     from fastcar_lab.accelerator.decoded import hold
 

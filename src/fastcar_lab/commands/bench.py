@@ -250,7 +250,7 @@ def bench(
     form: Format = "table",
     debug: Debug = False,
 ) -> None:
-    """Time decode passes side by side: dense, at forced replay ratios, in every format, and transformers."""
+    """Time decode passes: dense and at fixed replay ratios, in every format, against transformers and other rivals."""
     import torch
 
     from fastcar_cli.cli.flags import given, one_of, refuse

@@ -34,7 +34,7 @@ def dummy(
     size: Annotated[str, typer.Option(help="Which cosmos model: 4b, 5b, 12b or 13b.")] = "4b",
     debug: Debug = False,
 ) -> None:
-    """Write a checkpoint in the format of a released model with random weights: it costs what the real one does."""
+    """Write a checkpoint in a released model's format and size, with random weights."""
     from fastcar_cli.models.checkpoint import DTYPES
     from fastcar_lab.dummy import cosmos, ivideogpt, vila_u
 
@@ -78,7 +78,7 @@ def store(
     whole: Annotated[list[str] | None, typer.Option(help="Beginning of names that stay float16; repeat it.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Write a model folder again with smaller files, as the bundled models are stored."""
+    """Store a model folder in smaller files, as the bundled models are."""
     from fastcar_lab import storage
 
     before, after = storage.store(model, output, base, fine or (), whole or ())
@@ -91,7 +91,7 @@ def text_embedding(
     encoder: Annotated[str, typer.Option(help="T5 encoder of transformers: a name or a folder.")] = "google-t5/t5-11b",
     debug: Debug = False,
 ) -> None:
-    """Write a text as the vectors that models such as cosmos-predict1-5b-video2world read."""
+    """Write a text embedding for models such as cosmos-predict1-5b-video2world."""
     import numpy as np
     import torch
     from transformers import AutoTokenizer, T5EncoderModel
@@ -115,7 +115,7 @@ def conversion_error(
     frames: Annotated[int, typer.Option(help="Frames that are decoded.", min=1)] = 2,
     debug: Debug = False,
 ) -> None:
-    """What a format costs in exactness, step by step on the same codes: a line of JSON for each."""
+    """Measure the error of each format, step by step on the same codes; prints a line of JSON per format."""
     from fastcar_lab.conversion_error import PROMPTS, compare
 
     for line in compare(model, folders or (), prompt or PROMPTS, frames, fpga or ()):

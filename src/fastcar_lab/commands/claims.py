@@ -55,7 +55,7 @@ def claims(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """The paper's claims, measured again on models here: data, plots and a page; started again it resumes."""
+    """Measure the paper's claims on other models; writes data, plots and a page, and the same command resumes."""
     from rich.text import Text
 
     from fastcar_cli.cli.render import Results, console, note, progress

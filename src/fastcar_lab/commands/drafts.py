@@ -54,7 +54,7 @@ def drafts(
     form: Format = "table",
     debug: Debug = False,
 ) -> None:
-    """Tokens a pass with drafts of every kind and window, and what the codes of dense videos alone promise."""
+    """Count tokens per pass for each drafter and draft length, and predict them from the codes of dense videos."""
     from fastcar_cli.profile.profiler import parse_lengths
     from fastcar_cli.sweep.grid import parse_names
     from fastcar_lab.bench.render import watched
@@ -109,7 +109,7 @@ def draft_cost(
     form: Format = "table",
     debug: Debug = False,
 ) -> None:
-    """What drafts by `auto` cost where none is right, and until the first token, beside decodes without drafts."""
+    """Measure the overhead of `auto` drafts when every draft is wrong, and on the time to the first token."""
     from fastcar_lab.bench.draft_cost import measure
     from fastcar_lab.bench.render import watched
     from fastcar_lab.claims.prompts import prompts_for

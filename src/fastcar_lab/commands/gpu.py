@@ -23,7 +23,7 @@ def gpu_check(
     only: Annotated[str, typer.Option(help="Pattern of the names of parts that run; all by default.")] = "",
     debug: Debug = False,
 ) -> None:
-    """Check decoding on a GPU in one run: equal tokens, tests, and what passes cost; writes JSON and a page."""
+    """Check and time decoding on a GPU in one run; writes JSON and a page."""
     toy = device == "cpu"
     if toy:
         # Triton reads it when it is imported.

@@ -1,4 +1,4 @@
-"""`fastcar lab`: how the bundled models and the published figures were made."""
+"""`fastcar lab`: reproduce the bundled models and the published figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastcar_cli.cli.flags import Command
 from fastcar_lab.commands import accelerator, bench, checkpoints, claims, drafts, gpu, speed, worlds
 
 app = typer.Typer(
-    help="How the bundled models and the published figures were made.",
+    help="Reproduce the bundled models and the published figures.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -13,20 +13,20 @@ from fastcar_cli.errors import RequestError
 
 
 def rtl(
-    trace: Annotated[Path | None, typer.Argument(metavar="[TRACE]", help="Decisions that generate has saved.")] = None,
+    trace: Annotated[Path | None, typer.Argument(metavar="[TRACE]", help="File of `generate --trace`.")] = None,
     preset: Accelerator = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder for the RTL and what it runs.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder for the RTL and its inputs.")] = None,
     passes: Annotated[
-        int | None, typer.Option(help="Run the first passes of the trace only. [default: all]", min=1)
+        int | None, typer.Option(help="Run only the first passes of the trace. [default: all]", min=1)
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Run it; status 1 at the first difference.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Compare with the emulator; status 1 if different.")] = False,
     synth: Annotated[bool, typer.Option("--synth", help="Count resources with yosys (estimates).")] = False,
     saif: Annotated[bool, typer.Option("--saif", help="Write switching activity for the vendor's tool.")] = False,
     as_json: Json = False,
     form: Format = "table",
     debug: Debug = False,
 ) -> None:
-    """Write the accelerator's RTL with what the emulator expects of it, and check it."""
+    """Write the accelerator's RTL with inputs and expected results, and check it."""
     from fastcar_cli.checkpoints.architectures import spec_from_dict
     from fastcar_fpga.decisions import read
     from fastcar_fpga.preset import load_preset

@@ -25,7 +25,7 @@ def speed(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """The README's speed table in one run: passes, rivals and whole videos with the kernels of each instruction set."""
+    """Measure the README's speed table in one run: passes, rivals and whole videos, per instruction set."""
     import json
     from functools import partial
 

@@ -25,51 +25,49 @@ def train(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder of checkpoints, logs and the model.")],
     stage: Annotated[
         list[str] | None,
-        typer.Option(help="tokenizer, base, replay or export; repeat it. Default: all, in this order."),
+        typer.Option(help="Stage: tokenizer, base, replay or export; repeatable. [default: all, in this order]"),
     ] = None,
-    world: Annotated[str, typer.Option(help="Which model: mini, table or mini-actions.")] = "mini",
+    world: Annotated[str, typer.Option(help="Model to train: mini, table or mini-actions.")] = "mini",
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A trained tokenizer.safetensors; it replaces the stage that makes one.")
+        Path | None, typer.Option(help="Use this tokenizer.safetensors instead of training one.")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="A model to begin with, bundled or a folder: its tokenizer and weights come first."),
+        typer.Option(help="Start from the tokenizer and weights of this model: a bundled name or a folder."),
     ] = None,
     tokenizer_steps: Annotated[
         int | None,
-        typer.Option(help="Steps of the tokenizer; 12000, table 7000 of each half, mini-actions 1400.", min=1),
+        typer.Option(help="Steps of the tokenizer. [default: 12000; table: 7000 per half; mini-actions: 1400]", min=1),
     ] = None,
     base_steps: Annotated[
-        int | None, typer.Option(help="Steps of the base stage; 6000, table 10600, mini-actions 1100.", min=1)
+        int | None, typer.Option(help="Steps of the base. [default: 6000; table: 10600; mini-actions: 1100]", min=1)
     ] = None,
     replay_steps: Annotated[
-        int | None, typer.Option(help="Steps of the replay stage; 8500, table 2600, mini-actions 1000.", min=1)
+        int | None, typer.Option(help="Steps of replay. [default: 8500; table: 2600; mini-actions: 1000]", min=1)
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(help="Stop after this wall time with a checkpoint; the same command resumes.", min=0.0),
+        typer.Option(help="Save a checkpoint and stop after this wall time; the same command resumes.", min=0.0),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(help="Videos a step; 4, table 16 clips of 5 frames, mini-actions 16.", min=1)
+        int | None, typer.Option(help="Videos per step. [default: 4; table: 16 short clips; mini-actions: 16]", min=1)
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights and data.", min=0, max=2**63 - 1)] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[
-        str, typer.Option(help="bfloat16, or float32, which is faster on processors without bfloat16 units.")
+        str, typer.Option(help="bfloat16, or float32 (faster on processors without bfloat16 units).")
     ] = "bfloat16",
-    rate: Annotated[
-        float, typer.Option(help="Learning-rate factor; about 0.3 suits continuing from --model.", min=0.001)
-    ] = 1.0,
+    rate: Annotated[float, typer.Option(help="Learning-rate factor; use about 0.3 with --model.", min=0.001)] = 1.0,
     compile_: Annotated[
         bool, typer.Option("--compile", help="Fuse the training pass with torch.compile; needs a C++ compiler.")
     ] = False,
     workers: Annotated[
-        int, typer.Option(help="Processes that draw batches ahead, for table; the result is the same.", min=0, max=1024)
+        int, typer.Option(help="Processes that prepare batches of table; results do not change.", min=0, max=1024)
     ] = 0,
     threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1, max=1024)] = None,
     debug: Debug = False,
 ) -> None:
-    """Train a bundled model from nothing; started again, it resumes from its last checkpoint."""
+    """Train a bundled model from scratch; the same command resumes from the last checkpoint."""
     one_of("--world", world, worlds.names())
     given = [flag for flag, value in (("--tokenizer", tokenizer), ("--model", model)) if value is not None]
     chosen = stage or [name for name in STAGES if not given or name != "tokenizer"]

@@ -32,7 +32,7 @@ def evaluate(
     set_: Overrides = None,
     debug: Debug = False,
 ) -> None:
-    """How well a model draws its world: held-out prompts, judged by the world's analyser, as one JSON document."""
+    """Measure a model's accuracy on held-out prompts with its world's analyser; prints one JSON document."""
     from fastcar_lab import evaluation
 
     one_of("--world", world, worlds.names())
@@ -62,7 +62,7 @@ def contact_sheet(
     seed: Seed = 77,
     debug: Debug = False,
 ) -> None:
-    """Draw videos of captions that training left out on one sheet; those that the analyser judges wrong are marked."""
+    """Draw videos of held-out captions on one sheet, and mark the ones that the analyser judges wrong."""
     from fastcar_lab.figures.showcase import contact_sheet as draw
 
     wrong = draw(output, model, tau, count, seed)
@@ -82,7 +82,7 @@ def showcase(
     replayed: Annotated[bool, typer.Option("--replayed", help="Beside each video show what was replayed.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Draw videos side by side into one file, each under its prompt."""
+    """Write several videos side by side into one file, each under its prompt."""
     from fastcar_lab.figures.showcase import showcase as draw
 
     given = seeds or [0]
@@ -100,7 +100,7 @@ def clips(
     seed: Seed = 1,
     debug: Debug = False,
 ) -> None:
-    """Write clips that mini-actions was not trained on, with their pushes, to try it with."""
+    """Write held-out clips for mini-actions, with their pushes."""
     from fastcar_lab.worlds.mini_actions.samples import write
 
     for line in write(folder, count, seed):
@@ -111,7 +111,7 @@ def placements(
     file: Annotated[Path, typer.Argument(help="File to write.")],
     debug: Debug = False,
 ) -> None:
-    """Draw the placements that the seed of a prompt of table picks from, and write them as JSON."""
+    """Generate the placements that a seed selects from for prompts of table, as JSON."""
     from fastcar_lab.worlds.table.placements import write
 
     write(file)
@@ -122,7 +122,7 @@ def curves(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder of tables and plot.")],
     debug: Debug = False,
 ) -> None:
-    """Quality over the replay ratio of several sweeps, with spread: tables and a plot."""
+    """Plot and tabulate quality over the replay ratio from several sweeps, with spread."""
     from fastcar_lab.figures.curves import compare
 
     table, plot = compare(sweeps, output)
@@ -136,7 +136,7 @@ def replay_plot(
     output: Plot,
     debug: Debug = False,
 ) -> None:
-    """Draw what training for replay buys: fidelity and PSNR over the replay ratio."""
+    """Plot fidelity and PSNR over the replay ratio, before and after the replay stage."""
     from fastcar_cli.system.plain_data import parse_json
     from fastcar_lab.figures.curves import draw_plot
 
