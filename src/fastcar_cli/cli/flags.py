@@ -17,8 +17,8 @@ from fastcar_cli.cli.help import arrange, examples
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.system.files import spooled
 
-READ = ("prompts_file", "inputs", "actions", "text_embedding", "from_", "config", "fpga", "preset", "trace", "compare",
-        "calibrate", "lpips_weights", "folder")  # fmt: skip
+READ = ("prompts_file", "inputs", "actions", "text_embedding", "from_", "continued", "config", "fpga", "preset",
+        "trace", "compare", "calibrate", "lpips_weights", "folder")  # fmt: skip
 WRITTEN = ("output", "report", "report_to", "trace_to", "save", "keep_prefill")
 """Parameters that name files to read, and others where `~` is the user's home."""
 

@@ -17,7 +17,7 @@ from fastcar_cli.cli.options import Flags, GenerateOptions, options
 from fastcar_cli.cli.render import Results, console, facts, lacking, note
 from fastcar_cli.config.lists import MOST, parse_seeds, shard_of
 from fastcar_cli.config.run_config import RunConfig, load_config, load_sources, notices, surroundings
-from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.errors import Key, RequestError, RunError
 from fastcar_cli.pipeline.engines import check_engine
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def generate(ctx: typer.Context, asked: GenerateOptions, flags: Flags) -> None:
     """
     from fastcar_cli.checkpoints.open import known
     from fastcar_cli.cli import writing
+    from fastcar_cli.pipeline.recipe import same_weights
 
     if asked.quiet or (asked.verbose and asked.as_json):
         refuse(ctx, ("verbose", "preview"), f"with {'--quiet' if asked.quiet else '--json'}", "leave one of them out")
@@ -69,7 +70,10 @@ def generate(ctx: typer.Context, asked: GenerateOptions, flags: Flags) -> None:
             f"of {size}",
             hint="use fewer prompts or --samples",
         )
-    for text in [*notes, *_notes_on(pipe, recipe, asked.from_)]:
+    other = [] if recipe is None else same_weights(recipe, str(asked.earlier), run.model, pipe.checkpoint.identity)
+    if other and asked.continued is not None:
+        raise RequestError(other[0], hint="a video goes on with the weights that made it")
+    for text in [*notes, *_notes_on(pipe), *other]:
         note(terminal, text)
     if listed and (asked.output is None or folder is not None):
         writing.make_list(pipe, jobs, folder or Path("."), asked, terminal)
@@ -88,16 +92,46 @@ def _settings(asked: GenerateOptions, flags: Flags) -> tuple[RunConfig, dict[str
             hint="with --replay-ratio a controller chooses tau",
         )
     overrides = asked.set_ or []
-    if asked.from_ is None:
+    if asked.earlier is None:
         run, sources = load_sources(asked.config, overrides, flags, surroundings())
         return run, None, notices(sources)
     if asked.config is not None:
         raise RequestError("--from and --config exclude each other", hint="override single keys with options or --set")
     # A recipe overrides environment and fastcar.yaml, so that a video is the same in every folder.
-    recipe = read_recipe(asked.from_)
+    recipe = read_recipe(asked.earlier)
     named = [*flags, *(o.partition("=")[0].strip() for o in overrides)]
-    taken, left = settings_of(recipe, str(asked.from_), named)
+    taken, left = settings_of(recipe, str(asked.earlier), named)
+    if asked.continued is not None:
+        recipe, flags = _longer(asked, recipe, named, taken, flags)
     return load_config(None, overrides, {**taken, **flags}), recipe, left
+
+
+def _longer(
+    asked: GenerateOptions, recipe: dict[str, Any], named: list[str], taken: Flags, flags: Flags
+) -> tuple[dict[str, Any], Flags]:
+    """The recipe and the options of a video that goes on. Raises RequestError for options that would change it."""
+    from fastcar_cli.inputs.actions import read_actions
+    from fastcar_cli.media import read_frames
+    from fastcar_cli.pipeline.recipe import decides
+
+    if asked.from_ is not None:
+        raise RequestError("--from and --continue exclude each other", hint="leave one of them out")
+    if asked.prompts or asked.prompts_file or asked.inputs:
+        raise RequestError("--continue: the video has its own prompt or input", hint="leave the new one out")
+    free = ("generation.frames", "generation.context_policy", "model")
+    if changed := [key for key in named if decides(key) and key not in free]:
+        said = Key(changed[0]), f" does not go with --continue: {asked.continued} has its own"
+        raise RequestError(said, hint="leave it out")
+    begun = len(read_frames(Path(str(asked.continued))))
+    more = flags.get("generation.frames") or begun
+    flags = {"generation.context_policy": "roll", **flags, "generation.frames": begun + more}
+    rows = recipe.get("input", {}).get("actions")
+    if rows is not None:
+        if asked.actions is None or len(asked.actions) != 1:
+            raise RequestError("--continue: its model takes actions", hint=f"--actions FILE with {more} rows")
+        own = read_actions(asked.actions[0], len(rows[0]), range(more + 1)).tolist()
+        recipe = {**recipe, "input": {**recipe["input"], "actions": [*rows[: begun - 1], *own]}}
+    return recipe, flags
 
 
 def _check_files(ctx: typer.Context, run: RunConfig, asked: GenerateOptions) -> None:
@@ -123,11 +157,10 @@ def _seeds_of(run: RunConfig, listed: bool) -> Sequence[int]:
     return range(first, first + samples)
 
 
-def _notes_on(pipe: VideoPipeline, recipe: dict[str, Any] | None, earlier: Path | None) -> list[str]:
-    """Notes on a loaded model: options without effect, missing kernels, terms, other weights than the recipe's."""
+def _notes_on(pipe: VideoPipeline) -> list[str]:
+    """Notes on a loaded model: options without effect, missing kernels, terms."""
     from fastcar_cli.checkpoints.hub import licence, repository_of
     from fastcar_cli.kernels import native
-    from fastcar_cli.pipeline.recipe import same_weights
 
     model, rule, notes = pipe.config.model, pipe.settings.rule, []
     if pipe.config.replay.gate == "pair" and not rule.pairs and (rule.target is not None or not rule.tau.off):
@@ -137,7 +170,7 @@ def _notes_on(pipe: VideoPipeline, recipe: dict[str, Any] | None, earlier: Path 
         notes.append(f"decoding in plain torch, which is many times slower: {why}")
     if (repository := repository_of(model)) is not None:
         notes.append(licence(model, repository))
-    return notes if recipe is None else [*notes, *same_weights(recipe, str(earlier), model, pipe.checkpoint.identity)]
+    return notes
 
 
 def _without_effect(ctx: typer.Context, run: RunConfig) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 GROUPS = {
     "Inputs": "--prompts --input --actions --truth --start --step --key --goal --example "
-    "--text-embedding --from --keep-going",
+    "--text-embedding --from --continue --keep-going",
     "Model and video": "--output --names --force --model --frames --context --size --seed --seeds --samples --rows "
     "--prompt-tokens --fps --scale",
     "Replay, drafts and attention": "--tau --replay-ratio --replay --score --tas --gate --max-replay-age --draft "

@@ -89,8 +89,8 @@ class Given:
             texts, files = ([], [folder_of(run.model) / example]) if _FILE.search(example) else ([(example, None)], [])
         return cls(
             texts,
-            ClipFiles(tuple(files), tuple(asked.actions or ()), run.input),
-            None if recipe is None or texts or files else prompt_of(recipe, str(asked.from_)),
+            ClipFiles(tuple(files), tuple((asked.continued is None and asked.actions) or ()), run.input),
+            None if recipe is None or texts or files else prompt_of(recipe, str(asked.earlier)),
             None if asked.text_embedding is None else read_embedding(asked.text_embedding),
         )
 
@@ -104,7 +104,8 @@ class Given:
         from fastcar_cli.checkpoints.names import BUNDLED
 
         if not self.inputs:
-            names = ("actions", "truth", "start", "step", "key", "goal")
+            going_on = self.recipe is not None and given(ctx).get("continued")
+            names = ("truth", "start", "step", "key", "goal", *(() if going_on else ("actions",)))
             refuse(ctx, names, "without --input", "it needs --input with frames")
         self.inputs.check()
         model = run.model

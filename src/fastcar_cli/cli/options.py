@@ -112,6 +112,9 @@ class GenerateOptions(VideoOptions):
         None, metavar="FILE", help="Output of a text encoder, up to 512 rows, as .npy, .pt, ..."
     )
     from_: Path | None = typer.Option(None, "--from", help="Make a video again from the recipe in its file.")
+    continued: Path | None = typer.Option(
+        None, "--continue", metavar="FILE", help="Extend the video in a file by the number of frames."
+    )
     output: str | None = typer.Option(
         None,
         "-o",
@@ -127,6 +130,11 @@ class GenerateOptions(VideoOptions):
     )
     trace_to: Path | None = typer.Option(None, "--trace", help="Save the replay decisions (.npz) for `fastcar fpga`.")
     verbose: bool = typer.Option(False, "-v", "--verbose", hidden=True, help="Print replay by layer and frame.")
+
+    @property
+    def earlier(self) -> Path | None:
+        """The file with the recipe of an earlier video."""
+        return self.from_ or self.continued
 
 
 Flags = dict[str, Any]

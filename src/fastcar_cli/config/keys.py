@@ -160,7 +160,7 @@ class AttentionKeys(Section):
     window: Annotated[int | None, BeforeValidator(_read_window)] = setting(
         None, "attention window in tokens, or off for full attention", unset="off", common=True, ge=1
     )
-    sinks: int = setting(4, "first prompt tokens that stay in the attention window", common=True, ge=0)
+    sinks: int = setting(4, "first prompt tokens that stay in the attention window", ge=0)
     kv_dtype: choices.KVDtype = setting("auto", "format of the KV cache; auto: the model's dtype", common=True)
 
 

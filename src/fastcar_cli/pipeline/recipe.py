@@ -24,6 +24,11 @@ _TAKEN = (
 _DECIDED = ("generation.seed", "generation.samples")
 
 
+def decides(key: str) -> bool:
+    """Whether a key decides a video's tokens or look."""
+    return key.startswith((*_TAKEN, *_DECIDED))
+
+
 def recipe_of(
     run: RunConfig, loaded: LoadedModel, source: Identity, prompt: Prompt, seed: int, ids: Sequence[int] = ()
 ) -> dict[str, Any]:

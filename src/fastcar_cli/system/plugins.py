@@ -25,7 +25,7 @@ FPGA_COMMANDS = "fastcar.fpga"
 WORLDS = "fastcar.worlds"
 
 
-class World(Protocol):
+class JudgedWorld(Protocol):
     """A world that a model draws."""
 
     @property
@@ -42,7 +42,7 @@ class World(Protocol):
         """Captions that training left out."""
 
 
-Recogniser: TypeAlias = "Callable[[Any, int, int], World | None]"
+Recogniser: TypeAlias = "Callable[[Any, int, int], JudgedWorld | None]"
 """The world of which a model speaks that reads prompts so and draws frames of this height and width; None of none."""
 
 
@@ -83,7 +83,7 @@ def can_judge() -> bool:
     return bool(_entries(WORLDS))
 
 
-def world_of(reader: Any, height: int, width: int) -> World | None:
+def world_of(reader: Any, height: int, width: int) -> JudgedWorld | None:
     """The world of which a model speaks, see `Recogniser`."""
     recognisers: list[Recogniser] = [entry.load() for entry in _entries(WORLDS)]
     return next((world for recognise in recognisers if (world := recognise(reader, height, width))), None)
