@@ -49,7 +49,7 @@ class World(Protocol):
 
 
 @runtime_checkable
-class CaptionedWorld(World, plugins.World, Protocol):
+class CaptionedWorld(World, plugins.JudgedWorld, Protocol):
     """A world whose prompts are texts, so that a sweep can judge its videos."""
 
     def recognises(self, reader: PromptReader, height: int, width: int) -> bool:
