@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +17,6 @@ from fastcar_cli.decoding.executors.executor import Executor
 from fastcar_cli.decoding.executors.select import choose
 from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.network import FrameDecoder
 from fastcar_cli.system.device import synchronise
 
 if TYPE_CHECKING:
@@ -57,9 +55,22 @@ class Decode(Batch):
         """Codes of all videos, int64 [P, T*N, depth], filled as positions are decoded."""
         return self.draws.codes
 
+    def __post_init__(self) -> None:
+        """Hold the prompts that the video begins with; later ones are of a context that has rolled."""
+        # Of all videos; on the CPU one of each, as rounding depends on how many are decoded together.
+        parts = self.prompts.videos if self.model.device.type == "cpu" else 1
+        self._frame_decoders = [
+            self.model.frame_decoder(part) for part in self.prompts.ids[: self.prompts.videos].chunk(parts)
+        ]
+
     @property
     def done(self) -> int:
-        """Positions that are final in every video."""
+        """Positions that are final in every video, also while a context that has rolled is filled again."""
+        return max(self._again, self.at)
+
+    @property
+    def at(self) -> int:
+        """Positions that the context holds, and those before it."""
         return min(self.draws.done)
 
     @property
@@ -96,7 +107,7 @@ class Decode(Batch):
         """Decode every position, pass after pass.
 
         `forced` codes [P, T*N, depth] are taken instead of drawn ones. With `first` > 0 the prompts and the positions
-        before it are made up, see `fast_forward`.
+        before it are made up, see `fast_forward`. Passes that fill a context again are not yielded.
         """
         if forced is not None:
             self.draws.give(forced)
@@ -105,8 +116,10 @@ class Decode(Batch):
         if first:
             self.fast_forward()
             self.draws.done = [first] * self.prompts.videos
-        while self.done < self.draws.tokens:
-            yield self.step()
+        while (before := self.done) < self.draws.tokens:
+            step = self.step()
+            if self.done > before:
+                yield step
 
     @torch.inference_mode()
     def prepare(self) -> None:
@@ -121,7 +134,7 @@ class Decode(Batch):
         assert drafter is not None
         if self.full:
             self.roll()
-        executor, done = self.start(), self.done
+        executor, done = self.start(), self.at
         (begin, end), hidden = self._segment, None
         if done == begin:
             hidden = self.prefill()
@@ -138,7 +151,7 @@ class Decode(Batch):
         executor.advance(inputs, drafter.accepted(inputs, record), record)
         self._began += self.clock.capture - captured
         # The host waits for a GPU once a frame only, when the pixels are wanted.
-        if device.type != "cuda" or self.done % self.frame == 0:
+        if device.type != "cuda" or self.at % self.frame == 0:
             synchronise(device)
             seconds, self._began = time.perf_counter() - self._began, None
             self.clock.decode += seconds
@@ -165,7 +178,7 @@ class Decode(Batch):
     @property
     def full(self) -> bool:
         """Whether the context is full, so that it rolls before the next position."""
-        return self.done == self._segment[1] < self.draws.tokens
+        return self.at == self._segment[1] < self.draws.tokens
 
     @torch.inference_mode()
     def roll(self) -> None:
@@ -185,7 +198,9 @@ class Decode(Batch):
             begin -= overlap(self.settings) * size
             self.draws.rewind(begin)
         if self.replay is not None:
-            self.replay.move(begin, computed=not layout.prompt_frames)
+            self.replay.move(begin, decoded=not layout.prompt_frames)
+        # What the first prefill reports or saves is not wanted again.
+        self.observers.on_prefill = self.observers.on_prompt = None
         self.draws.latent, self.executor = None, None
         self.rolls, self._again, self._segment = self.rolls + 1, end, (begin, self._segment_end(begin))
         self.cache.move(begin)
@@ -228,12 +243,6 @@ class Decode(Batch):
         codes = [place for place in range(self.frame) if place not in self.model.spec.layout.delimiters]
         by_frame = shares.view(-1, self.frame)[:, codes]
         return by_frame.repeat_interleave(self.model.spec.frame_spec.per_latent, 0)
-
-    @cached_property
-    def _frame_decoders(self) -> list[FrameDecoder]:
-        """Of all videos; on the CPU one of each, as rounding depends on how many are decoded together."""
-        parts = self.prompts.videos if self.model.device.type == "cpu" else 1
-        return [self.model.frame_decoder(part) for part in self.prompts.ids[: self.prompts.videos].chunk(parts)]
 
     @torch.inference_mode()
     def context_frames(self) -> Tensor | None:

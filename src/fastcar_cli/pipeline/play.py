@@ -124,7 +124,7 @@ class World:
             self._decode.roll()
         decode, start = self._decode, (self._frame - self._base) * self._decode.frame
         decode.until = start
-        while decode.done < start:
+        while decode.at < start:
             decode.step()
 
     def _run(self, action: NDArray[np.float32]) -> None:

@@ -79,6 +79,7 @@ class KVCache:
     most_inputs: most tokens of a row that one pass can append, each to a slot of its own.
     sinks: sinks of each row, int64 [rows]: as requested, at most the tokens of its own prompt.
     first_ring_slot: slots set apart for sinks.
+    begin: the first visual token after the prompts, see `move`.
     text: tokens of the prompts before those of frames; all where a row is padded.
     """
 
@@ -105,7 +106,7 @@ class KVCache:
         # The rows of each video, and the column in which the longer of their prompts begins.
         self._own = [(rows, int(self.pad[rows].min())) for rows in map(prompts.rows_of, range(prompts.videos))]
         # The last token is never an input.
-        self._tokens, self._begin = (most or tokens) - 1, 0
+        self._tokens, self.begin = (most or tokens) - 1, 0
         self._allocate((spec.layers, prompts.rows, spec.kv_heads), spec.head_dim, self._tokens, dtype)
         self.nbytes = sum(tensor.nbytes for tensor in (*self._tensors(), *self.older))
         self._every = torch.arange(tokens - 1, device=self.pad.device)
@@ -113,7 +114,7 @@ class KVCache:
 
     def move(self, begin: int) -> None:
         """Let visual token `begin` be the first after the prompts, whose keys and values are to be filled in again."""
-        self._begin = begin
+        self.begin = begin
         self.table = torch.stack(self._slots((self._every - begin).clamp(0, self._tokens - 1)), 1)
         self._host = self.table.cpu()
 
@@ -188,7 +189,7 @@ class KVCache:
 
     def mask(self, t: Tensor) -> Tensor:
         """Which slots, older ones last, input tokens t int64 [..., rows] attend to, bool [..., rows, slots]."""
-        i = (self.padded + t - self._begin)[..., None]
+        i = (self.padded + t - self.begin)[..., None]
         held = self._held(i)
         seen = (held >= (self.pad + self.sinks)[:, None]) & (held <= i)
         if self.window is not None:

@@ -83,19 +83,21 @@ class Executor:
 
     def advance(self, inputs: Inputs, accepted: tuple[int, ...], record: bool = True) -> None:
         """Make the first `accepted` inputs of each video final, at least one; take back what the others left in the
-        caches. With `record` the replay rule learns from the final ones.
+        caches. Without `record` their decisions are those of an earlier pass.
         """
         replay, (flags, scores, restores, ran) = self._batch.replay, self._passed
+        # A prefill may come next, which leaves nothing to take back.
+        self._passed = Passed()
         if restores and min(accepted) < ran:
             of_rows = self._rows.new_tensor(accepted * (len(self._rows) // len(accepted)))
             numbers = torch.arange(1, ran, device=of_rows.device)
             rejected = (numbers[:, None] >= of_rows).nonzero(as_tuple=True)
             for restore in restores:
                 restore(*rejected)
-        if record and replay is not None and flags is not None and scores is not None:
+        if replay is not None and flags is not None and scores is not None:
             if ran > inputs.count:
                 flags, scores = flags[..., : inputs.count], scores[..., : inputs.count]
-            replay.advance(inputs, accepted, flags, scores)
+            replay.advance(inputs, accepted, flags, scores, record)
         self._batch.draws.advance(inputs, accepted)
 
     def _overwrites(self, inputs: Inputs) -> Sequence[Restore]:

@@ -51,7 +51,7 @@ class TritonOps:
             self._wide_middle = empty(lines, 4 * depth.width)
             self._past = empty(depth.blocks, depth.depth, lines, 3 * depth.width)
         ring = cache.window or 0, cache.first_ring_slot
-        self._extent = Extent(cache.padded, cache.frame, *ring, batch.prompts.aligned)
+        self._extent = Extent(cache.padded - cache.begin, cache.frame, *ring, batch.prompts.aligned - cache.begin)
         # In a ring an input token takes the slot of one that those before it still attend to.
         at_once = lines if cache.window is None else rows
         self._attending = [slice(first, first + at_once) for first in range(0, lines, at_once)]

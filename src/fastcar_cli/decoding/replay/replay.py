@@ -131,11 +131,17 @@ class Replay:
         gated = self._gated.to(self.outputs.device)[:, None, None]
         return torch.where(gated, thresholds.to(self.outputs.device), math.inf)
 
-    def move(self, begin: int, computed: bool) -> None:
-        """Let visual token `begin` be the first after the prompts, and all of its frame be `computed` or not."""
+    def move(self, begin: int, decoded: bool) -> None:
+        """Let visual token `begin` be the first after the prompts; its frame is the first that is `decoded`, and never
+        replays, or follows those of the prompts, which were all computed.
+        """
         self.ages.zero_()
-        if computed:
+        if decoded:
             self._thresholds[begin : begin + self.frame] = math.inf
+        else:
+            self.by_token[begin - 1] = False
+            if self._tas is not None:
+                self._tas[begin - 1] = math.nan
 
     def force(self, decisions: Tensor) -> None:
         """Take these decisions, bool [layers, rows, T*N - 1], instead of the scores', to measure at an exact ratio."""
@@ -186,18 +192,26 @@ class Replay:
             return scores
         return scores.unflatten(-1, (2, -1)).mean(-2).repeat(*[1] * (scores.dim() - 1), 2)
 
-    def advance(self, inputs: Inputs, accepted: tuple[int, ...] | None, flags: Tensor, scores: Tensor) -> None:
+    def advance(
+        self,
+        inputs: Inputs,
+        accepted: tuple[int, ...] | None,
+        flags: Tensor,
+        scores: Tensor,
+        record: bool = True,
+    ) -> None:
         """Take in a pass: what replayed, bool [layers, rows, count], and the scores float32 of the same shape.
 
         The first `accepted` inputs of each video are final; None: all. Scores of layers that are not scored mean
-        nothing.
+        nothing. Without `record` only ages count on.
         """
         flags = flags.permute(2, 1, 0)
         index = inputs.index(self._decisions)
-        self._decisions[index] = flags
-        if inputs.count > 1:
+        if record:
+            self._decisions[index] = flags
+        if record and inputs.count > 1:
             self.passes.append(flags.mT.clone())
-        if self._tas is not None:
+        if record and self._tas is not None:
             known = inputs.tokens(self._rows, flags.device)[..., None] >= self.first
             self._tas[index] = torch.where(known, scores.permute(2, 1, 0), math.nan)
         if self.rule.max_age is not None:
@@ -209,7 +223,7 @@ class Replay:
                 final = torch.arange(inputs.count, device=flags.device)[:, None] < of_rows
                 ages = torch.where(final[..., None], ages, before)
             self.ages[places] = ages
-        if self.controller is not None:
+        if record and self.controller is not None:
             assert accepted is not None
             final_inputs = Inputs(inputs.first, min(accepted))
             self.controller.observe(final_inputs, self.gated(scores[..., : final_inputs.count].movedim(-1, 0)))
