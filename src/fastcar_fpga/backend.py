@@ -59,7 +59,7 @@ def stored(mlp: MLP, kind: str) -> tuple[QuantisedLinear, QuantisedLinear, Quant
     if kind == "int4":
         if gate.shape[1] % GROUP:
             raise RequestError(
-                f"int4 weights need inputs of a multiple of {GROUP}, the model's MLPs have {gate.shape[1]}",
+                f"int4 weights need input widths divisible by {GROUP}, the model's MLPs have {gate.shape[1]}",
                 hint="an accelerator with another format, such as u280-int8",
             )
         missing = -down.shape[1] % GROUP
@@ -80,7 +80,7 @@ def check_weights(held: str, preset: Preset) -> None:
     wanted = WEIGHTS.get(preset.format.kind)
     if held in PACKED and held != wanted:
         raise RequestError(
-            ("does not go with ", Key("backend.preset"), f" {preset.name}, whose format is {preset.format.kind}"),
+            ("can't be used with ", Key("backend.preset"), f" {preset.name}, whose format is {preset.format.kind}"),
             key="dtype",
             value=held,
             allowed=f"an accelerator of format {held}, such as {_EXAMPLES[held]}, or a model in floats",

@@ -179,7 +179,7 @@ def draw(
     first = tokens_per_frame if spread == "eligible" else 0
     if first >= passes:
         raise RequestError(
-            f"{frames} frames have no pass that may replay", hint=("at least 2 frames, or ", Key("spread"), " all")
+            f"no pass may replay with {frames} frames", hint=("at least 2 frames, or ", Key("spread"), " all")
         )
     rate = ratio * passes / (passes - first)
     if rate > 1 + 1e-12:

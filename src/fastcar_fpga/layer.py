@@ -30,8 +30,8 @@ def check_rows(rows: int) -> None:
     """Refuse rows, one for each input token of a pass, beyond the Index Register's bits. Raises RequestError."""
     if rows > INDEX_BITS:
         raise RequestError(
-            f"{rows} rows: the Index Register of DRS has {INDEX_BITS} bits, one a row and input token",
-            hint=f"rows x draft window at most {INDEX_BITS}; with guidance a video is two rows",
+            f"{rows} rows: the Index Register of DRS has {INDEX_BITS} bits, one per row and input token",
+            hint=f"rows x draft length at most {INDEX_BITS}; with guidance a video has two rows",
         )
 
 

@@ -386,7 +386,7 @@ def test_a_checkout_that_is_not_installed_has_the_laboratory(run: Run, monkeypat
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: EntryPoints(()))
     done = run("lab", "--help")
     if sys.version_info < (3, 11):
-        assert "is of the package fastcar_lab" in done.stderr
+        assert "needs the package fastcar_lab" in done.stderr
     else:
         assert done.returncode == 0 and "gpu-check" in done.stdout
 
@@ -397,4 +397,4 @@ def test_what_fpga_has_of_the_laboratory_names_it(run: Run, monkeypatch: pytest.
     monkeypatch.delitem(sys.modules, "fastcar_cli.cli.fpga_rtl", raising=False)
     done = run("fpga", what)
     assert done.returncode == 2
-    assert f"fastcar fpga {what} is of the package fastcar_lab" in done.stderr
+    assert f"fastcar fpga {what} needs the package fastcar_lab" in done.stderr

@@ -199,7 +199,7 @@ def test_wrong_requests(run: Run, model: str, texted: str, tmp_path: Path) -> No
     _refused(run(*begun, "--frames", "20"), "makes 8 at once", "17, 25, 33")
     _refused(run(*begun, "--frames", "41"), "33 frames")
     _refused(run(*begun, "--context", "5"), "1 or 9")
-    _refused(run(*_begun(model, tmp_path, 5)), "has 5 frames", "needed: 9 that the model continues from")
+    _refused(run(*_begun(model, tmp_path, 5)), "has 5 frames", "needed: 9 context frames")
     _refused(run(*begun, "--size", "65x48"), "multiples of 16 up to 1024x640")
     _refused(run("generate", "a ball", "--model", model), "takes no text")
     _refused(run(*_begun(texted, tmp_path)), "no text embedding", "--text-embedding FILE")
@@ -223,7 +223,7 @@ def test_wrong_files(run: Run, model: str, tmp_path: Path) -> None:
     for wrong, *said in (
         ({k: t for k, t in tensors.items() if k != "output.weight"}, "lacks key 'output.weight'"),
         ({**tensors, "output.weight": torch.zeros(9, 64)}, "9 rows", "48 codes"),
-        ({"a": _Calls()}, "holds more than tensors", "nothing of it was run"),
+        ({"a": _Calls()}, "holds more than tensors", "fastcar did not run its code"),
         ([1], "no mapping"),
     ):
         _save(folder, wrong)
@@ -233,6 +233,6 @@ def test_wrong_files(run: Run, model: str, tmp_path: Path) -> None:
     _refused(run(*begun), "is damaged")
     (folder / "model.pt").write_bytes((Path(model) / "model.pt").read_bytes()[:20000])
     _refused(run(*begun), "is damaged")
-    _refused(run("generate", "--model", str(beside), "--dry-run"), "holds the tokenizer", "model.pt")
+    _refused(run("generate", "--model", str(beside), "--dry-run"), "is the folder of Cosmos' tokenizer", "model.pt")
     shutil.rmtree(beside)
     _refused(run(*begun), "no tokenizer beside it", "Cosmos-Tokenize1-DV8x16x16-720p")

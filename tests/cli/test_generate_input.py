@@ -159,10 +159,10 @@ WRONG = {
     "a red ball": "the prompt 'a red ball': the model * takes no text, it continues from 2 frames",
     "": "no input given: the model * continues from 2 frames",
     "--input gone.mp4": "--input gone.mp4: there is no such file or folder",
-    "--input short --frames 16": "has 3 frames, needed: 16, or just the 2 that the model continues from",
+    "--input short --frames 16": "has 3 frames, needed: 16, or at least the 2 context frames",
     "--input long --actions moves.csv": "takes no actions",
     "--input text.mp4": "is not a video or an image",
-    "--input long --frames 1": "--frames 1: 2 of them are given",
+    "--input long --frames 1": "--frames 1: the model",
     "--input long --frames 400": "--frames 400: ",
     "--input long --step 0": "--step 0: not allowed",
     "--input long --start -1": "--start -1: not allowed",
@@ -219,9 +219,9 @@ def test_wrong_actions(run: Run, acting: str, tmp_path: Path, arguments: str, me
 
 def test_frames_for_a_model_that_takes_text(run: Run, tmp_path: Path) -> None:
     clip = write_clip(tmp_path / "clip.gif", moving_clip(3))
-    _refused(run("generate", "--input", clip, "-o", "out"), "--input: the model 'mini' takes a text, no frames")
+    _refused(run("generate", "--input", clip, "-o", "out"), "--input: the model 'mini' takes text, not frames")
     _refused(
-        run("generate", "a ball", "--input", clip, "-o", "out"), "--input: the model 'mini' takes a text, no frames"
+        run("generate", "a ball", "--input", clip, "-o", "out"), "--input: the model 'mini' takes text, not frames"
     )
     _refused(run("generate", "a ball", "--actions", clip, "-o", "out"), "--actions has no effect without --input")
 
@@ -229,7 +229,7 @@ def test_frames_for_a_model_that_takes_text(run: Run, tmp_path: Path) -> None:
 def test_a_recipe_of_frames_for_a_model_that_takes_text(run: Run, free: str, tmp_path: Path) -> None:
     clip = write_clip(tmp_path / "clip", moving_clip(3))
     _report(run("generate", "--model", free, "--input", clip, "--frames", "3", "--json", "-o", "a"))
-    _refused(run("generate", "--from", "a", "--model", "mini", "-o", "out"), "takes a text, no frames")
+    _refused(run("generate", "--from", "a", "--model", "mini", "-o", "out"), "takes text, not frames")
 
 
 @pytest.mark.parametrize("model", ["ivideogpt-bair-64-act-free", "thuml/ivideogpt-bair-64-act-free@main"])

@@ -67,7 +67,7 @@ def test_only_what_is_missing_or_damaged_is_made_again(run: Run, tmp_path: Path,
     (folder / cut).write_bytes(files[cut][:-100])
     (folder / alone).unlink()
     done = run(*order, "-o", "all", "--json")
-    assert done.returncode == 0 and "9 of 12 videos are there already, 3 are made" in done.stderr
+    assert done.returncode == 0 and "9 of 12 videos exist already, making the other 3" in done.stderr
     assert json.loads(done.stdout)["there"] == 9 and len(json.loads(done.stdout)["videos"]) == 12
     assert _files(folder) == files
     again = {name for name, state in _written(folder).items() if before[name] != state}
@@ -88,7 +88,7 @@ def test_another_video_of_the_name_is_refused_or_forced(run: Run, tmp_path: Path
     assert run(*order, "--shard", "1/12", "-o", "all").returncode == 0
     before = _files(tmp_path / "all")
     done = run(*order, "--tau", "0", "-o", "all")
-    assert done.returncode == 2 and "a-red-ball-on-the-grass-s0.mp4 is there already" in done.stderr
+    assert done.returncode == 2 and "a-red-ball-on-the-grass-s0.mp4 exists with another recipe" in done.stderr
     assert _files(tmp_path / "all") == before
     assert run(*order, "--tau", "0", "-o", "all", "--force").returncode == 0
     assert _files(tmp_path / "all").keys() > before.keys()
@@ -205,10 +205,10 @@ def test_what_a_killed_run_left_is_removed_by_the_next(run: Run, tmp_path: Path)
         (["--seeds", "1,1"], "--seeds 1,1: 1 is given twice"),
         (["--seeds", "0-1", "--seed", "3"], "--seed and --seeds exclude each other"),
         (["--seeds", "0-1", "--samples", "3"], "--samples and --seeds exclude each other"),
-        (["--seeds", "0-999999"], "a list of 2,000,000 videos"),
-        (["--seeds", "0-1", "-o", "a.mp4"], "-o a.mp4: a single file, --seeds makes a folder"),
+        (["--seeds", "0-999999"], "the list has 2,000,000 videos"),
+        (["--seeds", "0-1", "-o", "a.mp4"], "-o a.mp4: is a single file, but --seeds makes a folder"),
         (["--seeds", "0-1", "--trace", "a.npz"], "--trace has no effect with --seeds"),
-        (["--shard", "3/2"], "--shard 3/2: not a part of a whole"),
+        (["--shard", "3/2"], "--shard 3/2: not a valid shard"),
         (["--engine", "slurm"], "--engine slurm: unknown"),
         (["--workers", "2"], "--workers needs --engine ray"),
     ],
@@ -241,7 +241,7 @@ def test_ray_leaves_the_handler_of_sigterm(run: Run, order: list[str], monkeypat
     )
     monkeypatch.setitem(sys.modules, "ray", fake)
     done = run(*order, "--engine", "ray", "-o", "all")
-    assert done.returncode == 2 and "no node of the cluster has what a worker needs" in done.stderr
+    assert done.returncode == 2 and "no node of the cluster has a worker's resources" in done.stderr
     assert handlers[0] == handlers[1] != signal.SIG_IGN
 
 
@@ -288,7 +288,7 @@ def test_a_shard_is_one_of_its_whole(k: int, n: int) -> None:
     if 1 <= k <= n:
         assert parse_shard(f"{k}/{n}") == (k, n)
         return
-    with pytest.raises(RequestError, match="not a part of a whole"):
+    with pytest.raises(RequestError, match="not a valid shard"):
         parse_shard(f"{k}/{n}")
 
 

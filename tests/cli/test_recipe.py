@@ -69,10 +69,10 @@ def test_a_recipe_holds_no_path_and_nothing_of_the_machine(tmp_path: Path) -> No
     assert recipe["accelerator"] == "mine"
 
     done = _generate("--from", "clip.gif", "-o", "again.gif")
-    assert isinstance(done.exception, RequestError) and "a model of its owner, 'tiny'" in str(done.exception)
+    assert isinstance(done.exception, RequestError) and "a local model, 'tiny'" in str(done.exception)
     assert done.exception.hint == "give its folder: --model"
     done = _generate("--from", "clip.gif", "--model", model, "-o", "again.gif")
-    assert isinstance(done.exception, RequestError) and "an accelerator of its owner, 'mine'" in str(done.exception)
+    assert isinstance(done.exception, RequestError) and "a local accelerator file, 'mine'" in str(done.exception)
     assert done.exception.hint == "give its file: --fpga"
     done = _generate("--from", "clip.gif", "--model", model, "--fpga", accelerator, "-o", "again.gif")
     assert done.exit_code == 0 and "other weights" not in done.stderr, done.exception
@@ -98,7 +98,7 @@ def test_a_stranger_names_no_model_on_this_machine(tmp_path: Path, model: object
 def test_a_stranger_names_no_preset_on_this_machine(preset: object) -> None:
     shutil.copy(preset_folder() / "fpga" / "edge-small.yaml", "mine.yaml")
     recipe = _recipe(backend__name="fpga-sim", backend__preset=preset)
-    with pytest.raises(RequestError, match="an accelerator of its owner"):
+    with pytest.raises(RequestError, match="a local accelerator file"):
         settings_of(recipe, "clip.gif", [])
     assert "backend.preset" not in settings_of(recipe, "clip.gif", ["backend.preset"])[0]
 

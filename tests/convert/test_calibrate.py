@@ -225,8 +225,8 @@ def test_lost_states_are_reported(make, prompts: Path, run: Run) -> None:  # typ
     ("text", "more", "says"),
     [
         (None, (), "--calibrate prompts: there is no such file"),
-        ("", (), "--calibrate prompts: holds no prompt"),
-        ("\n  \n", (), "--calibrate prompts: holds no prompt"),
+        ("", (), "--calibrate prompts: has no prompt"),
+        ("\n  \n", (), "--calibrate prompts: has no prompt"),
         (b"\xff\xfe\xff", (), "--calibrate prompts: is not UTF-8"),
         ("a red ball\n" * 33, (), "--calibrate: 33 prompts"),
         ("a red ball\nzzz qqq\n", (), "--calibrate: the model knows no word of the prompt 'zzz qqq'"),

@@ -112,7 +112,7 @@ def test_a_narrow_depth_transformer_stays_int8_unless_int4_is_requested(
 ) -> None:
     source = make(tower__rqtransformer__embed_dim=width)
     done = run("convert", str(source), "-o", "out", "--dtype", "int4", *options)
-    assert done.returncode == 0 and ("the depth transformer is narrow" in done.stderr) == (kind == "int8")
+    assert done.returncode == 0 and ("the narrow depth transformer" in done.stderr) == (kind == "int8")
     network = load("out").network
     assert held(network.depth.head_transformer.blocks[0].mlp[0]) == kind
     assert held(network.llm.blocks[0].mlp.up_proj) == "int4"

@@ -77,14 +77,14 @@ def test_int4_without_a_conversion_says_how(make: Callable[..., Path], run: Run,
         (["mini", "-o", "new", "--dtype", "int3"], "'int3' is not one of 'int4', 'int8', 'bfloat16'"),
         (["mini", "-o", "new", "--dtype", "int8", "--depth-dtype", "int4"], "--depth-dtype has no effect"),
         (["out", "-o", "new"], "out is converted already, to int4"),
-        (["begun", "-o", "new"], "begun is a conversion that is not done"),
+        (["begun", "-o", "new"], "begun is an unfinished conversion"),
         (
             ["narrow", "-o", "new"],
-            "--dtype int4: needs inputs of a multiple of 32, the model 'narrow' has 48 (llm.layers.0",
+            "--dtype int4: needs input widths divisible by 32, the model 'narrow' has 48 (llm.layers.0",
         ),
         (
             ["flat", "-o", "new", "--depth-dtype", "int4"],
-            "--dtype int4: needs inputs of a multiple of 32, the model 'flat' has 16 (depth.",
+            "--dtype int4: needs input widths divisible by 32, the model 'flat' has 16 (depth.",
         ),
         (["flat", "-o", "new", "--depth-dtype", "int4"], "allowed: int8, bfloat16, or --depth-dtype int8"),
         (["nan", "-o", "new"], "holds NaN or infinite values"),
@@ -114,4 +114,4 @@ def test_int4_needs_an_accelerator_of_its_format(run: Run) -> None:
     converted(run, "mini", "out")
     done = run("generate", "a red ball", "--model", "out", "--backend", "fpga-sim")
     says = " ".join(done.stderr.replace("│", " ").split())
-    assert done.returncode == 2 and "--dtype int4: does not go with --fpga edge-small, whose format is float" in says
+    assert done.returncode == 2 and "--dtype int4: can't be used with --fpga edge-small, whose format is float" in says

@@ -229,7 +229,7 @@ def test_an_empty_seed_is_drawn_and_the_form_stays(maker: Maker) -> None:
     ("change", "text"),
     [
         ({"prompt": " "}, "the prompt is empty"),
-        ({"prompt": "zzz"}, "knows none of the words"),
+        ({"prompt": "zzz"}, "knows no word of"),
         ({"tau": "low"}, "tau"),
         ({"draft": "much"}, "draft.kind"),
         ({"seed": "-1"}, "the seed '-1' is not a whole number"),
@@ -284,7 +284,7 @@ def test_a_person_makes_a_video(browser: Any, width: int) -> None:
     page.fill("[name=prompt]", "zzz qqq")
     page.click("#make")
     page.wait_for_selector("#error:not([hidden])")
-    assert "knows none of the words" in page.inner_text("#error")
+    assert "knows no word of" in page.inner_text("#error")
     page.fill("[name=prompt]", PROMPT)
     page.click("#make")
     page.wait_for_selector("#watch:not([hidden])")

@@ -100,8 +100,8 @@ def test_the_example_is_a_look_never_trained_on_as_the_renderer_draws_it(tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["a red ball", "--example"], "--example is an input of its own"),
-        (["--example", "--model", "vila-u-7b"], "there is none for the model 'vila-u-7b'"),
+        (["a red ball", "--example"], "--example excludes other inputs"),
+        (["--example", "--model", "vila-u-7b"], "the model 'vila-u-7b' has none"),
     ],
 )
 def test_examples_that_can_not_be(run: Run, arguments: list[str], said: str) -> None:

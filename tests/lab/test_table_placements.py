@@ -150,11 +150,11 @@ def test_counts_pans_denials_and_grounds_as_colours(
 
 def test_a_note_never_proposes_the_word_itself() -> None:
     [note] = WORDS.notices("a gray cube", "table")
-    assert note == "the model 'table' does not understand 'gray' here and leaves it out"
+    assert note == "the model 'table' does not understand 'gray' here and ignores it"
 
 
 def test_looks_that_belong_to_no_thing_are_said() -> None:
-    assert "leaves out red, blue" in WORDS.notices("two balls, one red and one blue", "table")[-1]
+    assert "ignores red, blue" in WORDS.notices("two balls, one red and one blue", "table")[-1]
 
 
 @pytest.mark.parametrize("prompt", ["a ball and a ball and a ball and a ball hit a cube", "grass at dusk"])

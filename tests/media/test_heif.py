@@ -99,7 +99,7 @@ def test_a_heic_is_refused_without_the_package_for_it(tmp_path: Path) -> None:
     path = tmp_path / "a.heic"
     for data in (_heic((250, 30, 30), turned=1), _heic((250, 30, 30), (30, 250, 30)), STICKER):
         path.write_bytes(data)
-        with pytest.raises(RequestError, match="is in HEIF, which PyAV reads in part only") as error:
+        with pytest.raises(RequestError, match="is HEIF, which PyAV supports only in part") as error:
             read_frames(path)
         assert error.value.hint == "save it as JPEG or PNG, or pip install 'fastcar[heif]'"
 

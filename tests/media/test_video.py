@@ -76,7 +76,7 @@ def test_a_gif_takes_as_long_as_its_frames(tmp_path: Path, fps: int) -> None:
 
 
 def test_a_gif_faster_than_viewers_show_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="60 frames a second"):
+    with pytest.raises(RequestError, match="60 frames per second"):
         open_writer(tmp_path / "a.gif", fps=60, recipe=RECIPE)
     assert not list(tmp_path.iterdir())
 
@@ -268,7 +268,7 @@ def test_nothing_changes_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_file_without_recipe(tmp_path: Path, content: bytes) -> None:
     for name in ("x.mp4", "x.gif"):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(RequestError, match="no recipe"):
+        with pytest.raises(RequestError, match="no fastcar recipe"):
             read_recipe(tmp_path / name)
     with pytest.raises(RequestError, match="no such video"):
         read_recipe(tmp_path / "missing.mp4")

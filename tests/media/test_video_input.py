@@ -94,14 +94,14 @@ def test_a_clip_that_is_too_short_says_what_would_do(tmp_path: Path) -> None:
     file = _written(tmp_path / "a.mp4", _frames(3))
     with pytest.raises(RequestError) as e:
         read_clip(file, _wanted(frames=16))
-    assert str(e.value) == f"`input` {file}: has 3 frames, needed: 16, or just the 2 that the model continues from"
-    assert e.value.hint == "a longer clip, or `frames` 3"
+    assert str(e.value) == f"`input` {file}: has 3 frames, needed: 16, or at least the 2 context frames"
+    assert e.value.hint == "give a longer clip, or `frames` 3"
     for apart, need in (
-        ({"start": 2}, "18 for 16 that begin with number 2"),
-        ({"step": 3}, "46 for 16 that are 3 apart"),
-        ({"start": 1, "step": 2}, "32 for 16 that begin with number 1 and are 2 apart"),
+        ({"start": 2}, "18 for 16 frames from index 2"),
+        ({"step": 3}, "46 for 16 frames with stride 3"),
+        ({"start": 1, "step": 2}, "32 for 16 frames from index 1 with stride 2"),
     ):
-        with pytest.raises(RequestError, match=f"has 3 frames, needed: {need}, or just the 2"):
+        with pytest.raises(RequestError, match=f"has 3 frames, needed: {need}, or at least the 2"):
             read_clip(file, _wanted(frames=16, **apart))
 
 
@@ -109,7 +109,7 @@ def test_a_picture_is_a_context_of_one_frame(tmp_path: Path) -> None:
     Image.fromarray(_frames(1, 40, 30)[0]).save(tmp_path / "a.jpg")
     clip = read_clip(tmp_path / "a.jpg", _wanted(context=1))
     assert clip.frames.shape == (1, 32, 32, 3) and clip.source_size == (40, 30)
-    with pytest.raises(RequestError, match="has 1 frame, needed: 4, or just the 2 that the model continues from"):
+    with pytest.raises(RequestError, match="has 1 frame, needed: 4, or at least the 2 context frames"):
         read_clip(tmp_path / "a.jpg", _wanted())
 
 
@@ -157,7 +157,7 @@ def test_one_array_of_several(tmp_path: Path) -> None:
         read_clip(file, _wanted(), key="rgb")
     assert "aux1_image [6, 32, 32, 3]" in str(e.value.hint)
     np.savez(tmp_path / "b.npz", left=_frames(), right=_frames())
-    with pytest.raises(RequestError, match="no array 'image', and not just one"):
+    with pytest.raises(RequestError, match="neither an array 'image' nor exactly one"):
         read_clip(tmp_path / "b.npz", _wanted())
     with pytest.raises(RequestError, match=r"is not an \.npz file"):
         read_clip(_written(tmp_path / "a.gif", _frames()), _wanted(), key="image")
@@ -451,5 +451,5 @@ def test_a_sound_picture_that_is_too_large_is_not_called_damaged(tmp_path: Path)
     texts = PngImagePlugin.PngInfo()
     texts.add_text("workflow", "x" * 3_000_000, zip=True)
     Image.new("RGB", (8, 8)).save(tmp_path / "text.png", pnginfo=texts)
-    with pytest.raises(RequestError, match="holds more text than Pillow reads"):
+    with pytest.raises(RequestError, match="has more text metadata than Pillow reads"):
         next(frames_of(tmp_path / "text.png"))

@@ -296,10 +296,10 @@ def test_names_of_attention_in_older_files(acting: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("prompt", "said"),
     [
-        ("a red ball", "takes frames, no text"),
-        (Clip(clip()[0], None), "no actions, the model 'acting' takes 3 numbers a frame"),
+        ("a red ball", "takes frames, not text"),
+        (Clip(clip()[0], None), "no actions, the model 'acting' takes 3 numbers per frame"),
         (Clip(clip()[0], moves(width=2)[0]), r"actions have shape \[4, 2\], the model 'acting' takes 3 numbers"),
-        (Clip(clip()[0], moves(2)[0]), "2 actions, 4 frames take 3 at least"),
+        (Clip(clip()[0], moves(2)[0]), "2 actions, 4 frames need at least 3"),
         (Clip(clip(0)[0], moves()[0]), "0 frames, the model 'acting' continues from 1"),
         (
             Clip(np.zeros((4, 64, 32, 3), np.uint8), moves()[0]),
@@ -319,7 +319,7 @@ def test_other_wrong_requests(free: Path) -> None:
         trace(model, inputs=clip(), actions=moves(), tau=None)
     for data, said in (
         ({"sampling": {"cfg": 3.0}}, "has no guidance"),
-        ({"generation": {"frames": 1}}, "`frames` 1: 1 of them are given"),
+        ({"generation": {"frames": 1}}, "`frames` 1: the model 'free' takes 1 as context"),
         ({"generation": {"frames": 90}}, "1024 positions"),
     ):
         with pytest.raises(RequestError, match=said):

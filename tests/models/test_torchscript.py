@@ -121,7 +121,7 @@ def holding(value: Any) -> Any:
         (lambda folder: holding(Fraction(1, 2)), r"it names fractions\.Fraction, only"),
         (lambda folder: holding(print), r"it names \w+\.print, only"),
         (lambda folder: {"a": torch.zeros(2)}, "it holds no module"),
-        (lambda folder: endless(), "modules without end"),
+        (lambda folder: endless(), "its modules are nested in a cycle"),
         (lambda folder: holding(Forged((3,), (1,))), "a tensor reaches beyond its storage"),
         (lambda folder: holding(Forged((2,), (1,), 1)), "a tensor reaches beyond its storage"),
         (lambda folder: holding(Forged((2,), (-1,), 1)), "a tensor has no such shape"),
@@ -221,7 +221,7 @@ def test_halves_of_two_tokenizers_are_refused(tmp_path: Path) -> None:
     write(tmp_path, TINY)
     upsampler = "decoder.up.2.upsample."
     changed(tmp_path, "decoder", lambda t: [t.pop(k) for k in list(t) if k.startswith(upsampler)])
-    with pytest.raises(RequestError, match=r"encoder\.jit and decoder\.jit are of two tokenizers"):
+    with pytest.raises(RequestError, match=r"encoder\.jit and decoder\.jit are of different tokenizers"):
         read_tokenizer_spec(tmp_path)
 
 

@@ -194,7 +194,7 @@ def test_what_is_no_profile_is_not_compared_with(run: Run, saved: str, tmp_path:
     ("arguments", "message"),
     [
         (("--seq", "2q"), "--seq 2q"),
-        (("--model", "vila-u-7b", "--decode", "a fox"), "--decode needs weights"),
+        (("--model", "vila-u-7b", "--decode", "a fox"), "--decode needs real weights"),
         (("--backend", "fpga-sim", "--repeats", "2"), "--repeats has no effect with an emulated accelerator"),
         (("--backend", "gpu"), "'gpu' is not one of 'torch', 'fpga-sim'"),
         (("--compare", "none.json"), "no such file"),

@@ -48,10 +48,10 @@ def test_wrong_requests(acting: str, tmp_path: Path) -> None:
     for arguments, message in (
         (["--input", clip, "a ball"], "--input and prompts exclude each other"),
         (["--actions", clip, "a ball"], "--actions has no effect without --input"),
-        (["--model", acting, "a ball"], "takes frames, no text"),
+        (["--model", acting, "a ball"], "takes frames, not text"),
         (["--model", acting, "--input", clip], "needs actions: 3 numbers"),
         (["--model", acting, *same], "a.npz: is given twice"),
-        (["--model", tiny_folder(tmp_path / "tiny"), "--input", clip], "takes a text, no frames"),
+        (["--model", tiny_folder(tmp_path / "tiny"), "--input", clip], "takes text, not frames"),
     ):
         done = sweep(*arguments, *common)
         assert message in str(done.exception), (arguments, done.exception)

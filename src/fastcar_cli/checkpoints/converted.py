@@ -86,7 +86,7 @@ class ConvertedCheckpoint(Checkpoint):
     def matches(cls, folder: Path, config: Any) -> bool:
         """See `Checkpoint`. Raises RequestError for an unfinished one."""
         if (folder / UNFINISHED).is_file():
-            raise RequestError(f"{folder} is a conversion that is not done", hint="fastcar convert resumes it")
+            raise RequestError(f"{folder} is an unfinished conversion", hint="run fastcar convert again")
         return isinstance(config, dict) and config.get("format") == FORMAT
 
     @cached_property

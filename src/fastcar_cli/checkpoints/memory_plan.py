@@ -211,7 +211,7 @@ def choose_dtype(dtype: str, device: str, plans: dict[str, MemoryPlan]) -> str:
     if dtype == "auto" and len(plans) == 1:
         dtype = next(iter(plans))
     if dtype == "bfloat16" and own == "float16":
-        raise RequestError(f"{device} has none in hardware", key="dtype", value="bfloat16", allowed="float16, float32")
+        raise RequestError(f"{device} does not support it", key="dtype", value="bfloat16", allowed="float16, float32")
     chosen = own if dtype == "auto" else dtype
     if dtype == "auto" and device == "cpu" and not plans["float32"].fits:
         chosen = "bfloat16"

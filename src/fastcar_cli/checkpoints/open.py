@@ -33,7 +33,7 @@ def folder_of(model: str) -> Path:
             _check_files(path)
             return path
         if (begun := working_folder(path)).is_dir():
-            raise RequestError(f"the conversion in {begun} is not done", hint="fastcar convert resumes it")
+            raise RequestError(f"the conversion in {begun} is unfinished", hint="run fastcar convert again")
     near = difflib.get_close_matches(model, [*BUNDLED, *REPOSITORIES], n=1)
     meant = f"; did you mean {near[0]!r}?" if near else ""
     hint = f"bundled: {', '.join(BUNDLED)}; from the hub: {', '.join(REPOSITORIES)}; or the path of a model folder"

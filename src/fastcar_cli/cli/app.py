@@ -194,7 +194,7 @@ def _check_folder() -> None:
     try:
         os.getcwd()
     except OSError as e:
-        raise RequestError(f"the current folder can't be used: {e.strerror}", hint="change to another one") from None
+        raise RequestError(f"the current folder can't be used: {e.strerror}", hint="change to another folder") from None
 
 
 def _panel(message: str, hint: str | None) -> None:

@@ -46,9 +46,9 @@ def convert(
     from fastcar_cli.convert.source import Source, padded, target_format
 
     if depth_dtype is not None and dtype != "int4":
-        raise RequestError(f"--depth-dtype has no effect with --dtype {dtype}", hint="it goes with --dtype int4")
+        raise RequestError(f"--depth-dtype has no effect with --dtype {dtype}", hint="use it with --dtype int4")
     if calibrate is not None and dtype == "bfloat16":
-        raise RequestError("--calibrate has no effect with --dtype bfloat16", hint="it goes with --dtype int4, int8")
+        raise RequestError("--calibrate has no effect with --dtype bfloat16", hint="use it with --dtype int4 or int8")
     calibration = None
     if calibrate is not None:
         calibration = Calibration(tuple(prompts_in(calibrate, f"--calibrate {calibrate}").prompts.values()))
@@ -62,10 +62,10 @@ def convert(
     spec = padded(source.spec, dtype)
     if spec != source.spec:
         before, after = source.spec.decoder.mlp_width, spec.decoder.mlp_width
-        note(terminal, f"MLPs of width {before} get zeros up to {after}, a multiple of 32, which changes nothing else")
+        note(terminal, f"padding MLPs of width {before} with zeros to {after}, a multiple of 32; outputs stay the same")
     form = target_format(source, spec, dtype, depth_dtype)
     if dtype == "int4" and form.depth == "int8" and depth_dtype is None:
-        note(terminal, "the depth transformer is narrow and becomes int8: --depth-dtype int4 is smaller and less exact")
+        note(terminal, "the narrow depth transformer stays in int8; --depth-dtype int4 is smaller and less accurate")
     conversion = Conversion(source, output, form, spec, calibration)
     result = _run(conversion, terminal)
     if as_json:

@@ -60,7 +60,7 @@ def fpga(
             refuse_all_but(ctx, tuple(others.split()), why)
     attention = load_config(None, (), flags).attention
     if attention.window is None:
-        refuse(ctx, ("sinks",), "where everything is attended to", "it needs --window with a number of tokens")
+        refuse(ctx, ("sinks",), "with full attention", "it needs --window with a number of tokens")
     check_made("--report", report)
     if table or drafts:
         name, own = ("table", ()) if table else ("drafts", (rows if "rows" in given(ctx) else 2,))

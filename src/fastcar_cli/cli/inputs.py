@@ -80,11 +80,9 @@ class Given:
         texts, files = _texts_of(asked.prompts or [], asked.prompts_file), asked.inputs or []
         if asked.example:
             if texts or files or recipe is not None:
-                raise RequestError("--example is an input of its own", hint="leave the prompt, --input or --from out")
+                raise RequestError("--example excludes other inputs", hint="leave out the prompt, --input or --from")
             if run.model not in _EXAMPLES:
-                raise RequestError(
-                    f"--example: there is none for the model {run.model!r}", allowed=", ".join(_EXAMPLES)
-                )
+                raise RequestError(f"--example: the model {run.model!r} has none", allowed=", ".join(_EXAMPLES))
             example = _EXAMPLES[run.model]
             texts, files = ([], [folder_of(run.model) / example]) if _FILE.search(example) else ([(example, None)], [])
         return cls(
@@ -115,16 +113,16 @@ class Given:
             first = self.texts[0][0] if self.texts else str(self.recipe)
             raise RequestError(
                 f"the prompt {shown(first)!r}: the model {model!r} takes no text, it continues from {frames}",
-                hint="give --input with a video, a picture or a folder of pictures instead",
+                hint="give --input with a video, an image or a folder of images instead",
             )
         text = 'fastcar generate "a red ball rolling to the right"'
         if not context and (self.inputs or (self.recipe is not None and not isinstance(self.recipe, str))):
-            raise RequestError(f"--input: the model {model!r} takes a text, no frames", hint=text)
+            raise RequestError(f"--input: the model {model!r} takes text, not frames", hint=text)
         if self.count or not needed:
             return
         if not context:
             raise RequestError("no prompt given", hint=text)
-        hint = "--example brings one" if model in BUNDLED else "fastcar generate --input clip.mp4"
+        hint = "--example uses a bundled clip" if model in BUNDLED else "fastcar generate --input clip.mp4"
         raise RequestError(f"no input given: the model {model!r} continues from {frames}", hint=hint)
 
     def context(self, run: RunConfig, spec: Spec) -> RunConfig:
@@ -158,7 +156,7 @@ def is_list(ctx: typer.Context, asked: GenerateOptions) -> bool:
     refuse(ctx, ONE_RUN, f"with {of_list[0]}", "leave one of them out")
     if asked.output is not None and _names_file(asked.output):
         raise RequestError(
-            f"-o {asked.output}: a single file, {of_list[0]} makes a folder of videos",
+            f"-o {asked.output}: is a single file, but {of_list[0]} makes a folder of videos",
             hint=f"-o {Path(asked.output).stem}",
         )
     return True
@@ -182,10 +180,10 @@ def folder_for(asked: GenerateOptions, videos: int) -> Path | None:
         make_folder(Path("."))
         return None
     if output == "-":
-        raise RequestError("-o -: videos are not written to standard output", hint="name a file")
+        raise RequestError("-o -: fastcar can't write videos to standard output", hint="name a file")
     path = Path(output)
     if videos > 1 and _names_file(output):
-        raise RequestError(f"-o {output}: a single file for {videos} videos", hint=f"a folder, such as {path.stem}")
+        raise RequestError(f"-o {output}: is one file for {videos} videos", hint=f"a folder, such as {path.stem}")
     listed = asked.prompts_file is not None and not path.suffix
     if videos > 1 or output.endswith("/") or os.path.isdir(path) or listed:
         make_folder(path)

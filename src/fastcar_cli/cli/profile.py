@@ -82,7 +82,7 @@ def _refuse(ctx: typer.Context, backend: str, decode: str | None, seq: str | Non
         refuse(ctx, ("tau", "seed"), "without a run", "it needs --decode PROMPT")
     elif seq is None:
         measured = ("rows", "repeats", "replay_ratio", "compare")
-        refuse(ctx, measured, "with --decode alone", "it needs --seq, which measures steps beside the run")
+        refuse(ctx, measured, "with --decode alone", "add --seq, which also times single steps")
     if backend == "torch":
         refuse(ctx, ("fpga",), "with the backend torch", "it needs --backend fpga-sim")
     else:
@@ -90,7 +90,7 @@ def _refuse(ctx: typer.Context, backend: str, decode: str | None, seq: str | Non
         refuse(ctx, of_torch, "with an emulated accelerator", "leave it out, or leave out --backend fpga-sim")
     if decode is not None and published(model) is not None:
         raise RequestError(
-            f"--decode needs weights; --model {model} stands for shapes here", hint="--model mini or a folder"
+            f"--decode needs real weights; profile runs {model} with random ones", hint="--model mini or a folder"
         )
 
 
@@ -123,7 +123,7 @@ def _read(file: Path) -> dict[str, Any]:
         for length in data["lengths"]:
             seq, step, modules = int(length["seq"]), float(length["step_ms"]), length["modules"].values()
             if seq < 1 or step <= 0 or min((float(m["ms"]) for m in modules), default=0) < 0:
-                raise ValueError(f"times of seq {seq} are no times")
+                raise ValueError(f"seq {seq} has invalid times")
         return data
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise RequestError(f"--compare {file} is not a saved profile: {type(e).__name__} {e}") from None

@@ -181,7 +181,7 @@ def columns(title: str, *names: str, left: int = 1, caption: str | None = None) 
 
 
 def facts(title: str) -> Table:
-    """A table of names and what belongs to them."""
+    """A table of names and values."""
     table = Table(title=plain(title), title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column()
@@ -189,7 +189,7 @@ def facts(title: str) -> Table:
 
 
 def summary(report: dict[str, Any], verbose: bool = False) -> Table:
-    """What a run did: replay, speed, time by phase, file, seed."""
+    """A summary of a run: replay, speed, time by phase, file, seed."""
     replay, timing = report["replay"], report["timing"]
     table = facts(report["prompt"])
     video = report["video"]
@@ -214,7 +214,7 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
         table.add_row("  by frame", "  ".join(f"{i}: {r:.1%}" for i, r in enumerate(replay["by_frame"])))
     draft = report["draft"]
     if draft["window"] > 1:
-        # A graph adds in another order for other numbers of rows, so a draw near an edge may differ.
+        # The order of a graph's additions depends on the number of rows, so a sample near an edge may differ.
         exact = "same video but for rounding" if report["kernels"]["name"] == "graph" else "same video"
         said = f"{draft['tokens_per_pass']:.1f} tokens a pass, window {draft['window']}, {exact}"
         table.add_row("drafts", said)
@@ -234,7 +234,7 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
 
 
 def _input(clip: dict[str, Any]) -> str:
-    """Which frames of what a video continues from."""
+    """The input file, and its frames that the video continues."""
     used = f"continues from {clip['context']} of its frames"
     if clip["frames"] is None:
         return f"{clip['name']}, {used}, as the recipe has them"
@@ -243,7 +243,7 @@ def _input(clip: dict[str, Any]) -> str:
 
 
 def _truth(table: Table, truth: dict[str, Any]) -> None:
-    """Rows about how far predicted frames are from the input's own, in total and frame by frame."""
+    """Rows with the errors of predicted frames against the input's, in total and by frame."""
     if not truth["by_frame"]["ssim"]:
         return
     formats = {"psnr_db": ("PSNR (dB)", "{:.1f}"), "ssim": ("SSIM", "{:.3f}"), "temporal": ("temporal error", "{:.1f}")}
@@ -278,11 +278,11 @@ def accelerator(table: Table, backend: dict[str, Any]) -> None:
 
 MOST_FRAMES, MOST_ROWS = 16, 24
 LINES_BELOW = 5
-"""Lines of the terminal that are left to bars and the cursor."""
+"""Lines of the terminal for progress bars and the cursor."""
 
 
 def lacking(console: Console) -> str | None:
-    """Why pictures can't be shown there; None where they can."""
+    """Why the terminal can't show frames; None if it can."""
     if not console.is_terminal:
         return "standard error is not a terminal"
     return "the terminal has no colours" if console.color_system is None or console.no_color else None

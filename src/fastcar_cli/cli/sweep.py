@@ -148,7 +148,7 @@ def _sweep(request: Request, asked: SweepOptions, notes: list[str]) -> None:
         note(terminal, text)
     with session.opened(output) as store:
         for text in store.damaged:
-            note(terminal, text, "damaged cell, made again where the grid has it")
+            note(terminal, text, "damaged cell, computed again if in the grid")
         _decode(session, store, terminal)
         results, written, notes = session.finish(store)
     for text in notes:
@@ -168,7 +168,7 @@ def _decode(session: Session, store: Store, terminal: Any) -> None:
             session.run(store)
     except KeyboardInterrupt as e:
         rest = session.left(store)
-        note(terminal, f"{len(store.cells)} cells are saved; the same command does the {rest} decodes left", "stopped")
+        note(terminal, f"{len(store.cells)} cells are saved; the same command runs the other {rest} decodes", "stopped")
         raise typer.Exit(status(e)) from None
 
 

@@ -65,7 +65,7 @@ def show(out: Console, terminal: Console, results: dict[str, Any], folder: Path,
         out.print(f"* knee at {'tau ' if knee['ratio'] is None else ''}{level(knee)}: {knee['why']}")
     same = [c["same_video"] for c in results["cells"] if c["same_video"] is not None]
     if same:
-        out.print(f"drafts: {sum(same)} of {len(same)} videos are the same without")
+        out.print(f"drafts: {sum(same)} of {len(same)} videos equal those without drafts")
     for line in results["inert"]:
         note(terminal, line["why"], "inert")
     files = ", ".join(sorted(p.name for p in folder.glob("results.*")))

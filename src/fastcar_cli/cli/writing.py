@@ -164,7 +164,7 @@ def make(pipe: VideoPipeline, jobs: list[Job], folder: Path | None, asked: Gener
     for i, video in written.items():
         writer = video.writer
         if writer.renamed is not None:
-            note(terminal, f"the {writer.path} that was there is now {writer.renamed}; --force overwrites it")
+            note(terminal, f"the existing {writer.path} is now {writer.renamed}; --force overwrites it")
         report = pipe.report(i) | keys_of(taken[i], pipe.context) | video.compared(taken[i], pipe.context)
         # A stop may fall between the videos of a frame that is decoded.
         size = {"width": writer.width, "height": writer.height}
@@ -250,7 +250,7 @@ def make_list(pipe: VideoPipeline, jobs: Sequence[Job], folder: Path, asked: Gen
     reports = _there(taken, pipe, asked.force)
     there = len(reports)
     if there:
-        note(terminal, f"{there} of {len(taken)} videos are there already, {len(taken) - there} are made")
+        note(terminal, f"{there} of {len(taken)} videos exist already, making the other {len(taken) - there}")
     left = [(place, job) for place, job in enumerate(taken) if place not in reports]
     stop: KeyboardInterrupt | None = None
     try:
@@ -267,7 +267,7 @@ def make_list(pipe: VideoPipeline, jobs: Sequence[Job], folder: Path, asked: Gen
         for place, report in reports.items():
             job = taken[place]
             link_name(Path(report["video"]["path"]), folder / "vbench", job.name, seeds.index(job.seed))
-        note(terminal, f"videos by VBench's names are in {folder / 'vbench'}")
+        note(terminal, f"links with VBench's names are in {folder / 'vbench'}")
     listed = [reports[place] for place in sorted(reports)]
     if asked.as_json:
         typer.echo(json.dumps({"videos": listed, "there": there}))
@@ -295,7 +295,7 @@ def _there(jobs: Sequence[Job], pipe: VideoPipeline, force: bool) -> dict[int, d
                 reports[place] = report
         elif not force and not _carries(job.path, recipe):
             raise RequestError(
-                f"{job.path} is there already, made otherwise", hint="name another folder, or --force writes over it"
+                f"{job.path} exists with another recipe", hint="name another folder, or overwrite with --force"
             )
     return reports
 

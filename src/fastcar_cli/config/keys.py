@@ -119,7 +119,7 @@ class ReplayKeys(Section):
     @classmethod
     def _one_of_both(cls, value: float | None, info: ValidationInfo) -> float | None:
         if value is not None and not info.data.get("tau", OFF).off:
-            raise ValueError(f"none beside 'replay.tau' {info.data['tau']}; a controller holds a ratio by moving tau")
+            raise ValueError(f"none, because 'replay.tau' is {info.data['tau']}; with a ratio a controller chooses tau")
         return value
 
 

@@ -28,7 +28,7 @@ def each_of(option: str, text: str, read: Callable[[str], T], what: str, allowed
     for part in (p.strip() for p in text.split(",")):
         if not part:
             raise RequestError(
-                "holds an empty entry", key=option, value=repr(text), hint="entries have one comma between them"
+                "has an empty entry", key=option, value=repr(text), hint="separate entries with one comma"
             )
         try:
             value = read(part)
@@ -67,7 +67,5 @@ def parse_shard(text: str) -> tuple[int, int]:
     """(3, 8) of "3/8". Raises RequestError."""
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text.strip())
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise RequestError(
-            "not a part of a whole", key="shard", value=text, allowed="k/n with k from 1 to n, such as 3/8"
-        )
+        raise RequestError("not a valid shard", key="shard", value=text, allowed="k/n with k from 1 to n, such as 3/8")
     return int(match[1]), int(match[2])

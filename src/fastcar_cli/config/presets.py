@@ -35,7 +35,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not read", self.peek_event().start_mark)
+            raise yaml.composer.ComposerError(None, None, "aliases (*name) are refused", self.peek_event().start_mark)
         return super().compose_node(parent, index)
 
 

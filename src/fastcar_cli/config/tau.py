@@ -72,7 +72,10 @@ class Tau:
         if len(self.values) == 1:
             return self.values * layers
         if len(self.values) != layers:
-            said, hint = f"{len(self.values)} values, the model has {layers} layers", "one for all, or one a layer"
+            said, hint = (
+                f"{len(self.values)} values, the model has {layers} layers",
+                "one for all, or one per layer",
+            )
             raise RequestError(said, key="tau", hint=hint)
         return self.values
 

@@ -89,7 +89,7 @@ class Conversion:
         self._rows: list[list[int]] = []
         if calibration is not None:
             if not isinstance(spec, ModelSpec):
-                raise RequestError(f"the model {spec.name!r} takes no texts", key="calibrate", hint="leave it out")
+                raise RequestError(f"the model {spec.name!r} takes no text", key="calibrate", hint="leave it out")
             reader = source.checkpoint.reader(source.network)
             self._rows = calibration.rows(reader, source.checkpoint.defaults.cfg != 1.0)
         self._document = json.dumps(described.to_dict(), indent=1) + "\n"
@@ -110,7 +110,7 @@ class Conversion:
         began = time.perf_counter()
         working = working_folder(self._folder)
         self._begin(working)
-        busy = RequestError(f"{working}: another process is at work there", hint="wait for it")
+        busy = RequestError(f"{working}: another process is writing to this folder", hint="wait for it")
         with locked(working / _LOCK, busy):
             done = [shard for shard in self._shards if (working / shard).is_file()]
             left = [shard for shard in self._shards if shard not in done]
@@ -182,7 +182,7 @@ class Conversion:
                 raise RequestError(f"{working} exists and is not a conversion", hint="move it away")
             if begun is not None and file_text(begun) != self._document:
                 said = f"{working} is an unfinished conversion of another model or with other options"
-                raise RequestError(said, hint="give the same ones, or delete it")
+                raise RequestError(said, hint="repeat that command, or delete the folder")
         except OSError as e:
             raise _failed(working, e, hint=None) from None
         if begun is None:

@@ -68,7 +68,7 @@ class Maker:
             raise RequestError("the prompt is empty", hint="describe the video in a few words")
         seed = form.get("seed", "").strip()
         if seed and not (seed.isascii() and seed.isdigit() and int(seed) < 2**63):
-            allowed = "0 to 2^63 - 1, or none for any"
+            allowed = "0 to 2^63 - 1, or empty for a random seed"
             raise RequestError(f"the seed {seed[:40]!r} is not a whole number", allowed=allowed)
         scale = max(1, round(SHOWN_SIDE / max(spec_of(name).frame_spec.size)))
         flags = {"replay.tau": form.get("tau", "off"), "draft.kind": form.get("draft", "auto"), "video.scale": scale}
@@ -129,7 +129,7 @@ class Server(ThreadingHTTPServer):
         try:
             super().__init__((LOOPBACK, port), _Handler)
         except OSError as e:
-            raise RequestError(f"--port {port}: {e.strerror}", hint="another one, or none for any free one") from None
+            raise RequestError(f"--port {port}: {e.strerror}", hint="choose another, or leave it out") from None
         self._make = make
         self.secret = secrets.token_urlsafe(18)
         self.busy = threading.Lock()
@@ -226,7 +226,7 @@ class _Handler(BaseHTTPRequestHandler):
             return False
         _, secret, *rest = [*self.path.split("/"), ""][:4]
         if not hmac.compare_digest(secret.encode(), self.server.secret.encode()) or rest[0] != name:
-            self._refuse(404, "no such page; the address that fastcar demo prints is the whole one")
+            self._refuse(404, "no such page; use the full address that fastcar demo prints")
             return False
         return True
 

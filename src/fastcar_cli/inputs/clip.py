@@ -155,21 +155,21 @@ def _actions(path: Path, wanted: Wanted, actions: Path | None) -> Rows:
 
 def _too_short(path: Path, wanted: Wanted, count: int) -> RequestError:
     start, step, most, context = wanted.start or 0, wanted.step, wanted.most, wanted.context
-    how = ([f"begin with number {start}"] if start else []) + ([f"are {step} apart"] if step > 1 else [])
-    need = f"{start + (most - 1) * step + 1}" + (f" for {most} that {' and '.join(how)}" if how else "")
+    how = ([f"from index {start}"] if start else []) + ([f"with stride {step}"] if step > 1 else [])
+    need = f"{start + (most - 1) * step + 1}" + (f" for {most} frames {' '.join(how)}" if how else "")
     if not wanted.whole and (most > context or not how):
-        need += (f", or just the {context}" if most > context else "") + " that the model continues from"
+        need += f", or at least the {context} context frames" if most > context else " context frames"
     here = len(range(start, count, step))
-    hint: tuple[str | Key, ...] = ("a longer clip",)
+    hint: tuple[str | Key, ...] = ("give a longer clip",)
     if wanted.last and not wanted.whole:
-        hint = ("a longer clip, or a single picture such as its last frame",)
+        hint = ("give a longer clip, or a single image such as its last frame",)
     elif here > context:
         hint += (", or ", Key("frames"), f" {here}")
     return RequestError(f"has {count} frame{'s' * (count != 1)}, needed: {need}", key="input", value=path, hint=hint)
 
 
 WORDS = 512
-"""Rows of a text's vectors that models read, zeros among them."""
+"""Rows of a text embedding, padding included."""
 
 
 def read_embedding(path: Path) -> NDArray[np.float32]:
@@ -190,9 +190,9 @@ def read_embedding(path: Path) -> NDArray[np.float32]:
     arrays = {key: array[0] if array.ndim == 3 and len(array) == 1 else array for key, array in arrays.items()}
     shapes = [list(array.shape) for array in arrays.values()]
     if len(shapes) != 1 or len(shapes[0]) != 2 or not 1 <= shapes[0][0] <= WORDS:
-        allowed = f"one of [1 to {WORDS}, width]"
-        raise RequestError(f"holds arrays of shapes {shapes}", key="text_embedding", value=path, allowed=allowed)
+        allowed = f"one array [1 to {WORDS}, width]"
+        raise RequestError(f"has arrays of shapes {shapes}", key="text_embedding", value=path, allowed=allowed)
     (array,) = arrays.values()
     if array.dtype.kind != "f" or not np.isfinite(array).all():
-        raise RequestError("holds other than finite floats", key="text_embedding", value=path)
+        raise RequestError("has values that are not finite floats", key="text_embedding", value=path)
     return np.pad(array.astype(np.float32), ((0, WORDS - len(array)), (0, 0)))

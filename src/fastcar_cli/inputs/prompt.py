@@ -42,7 +42,7 @@ class Clip:
             given = f"{self.frames.dtype} {list(self.frames.shape)}"
             raise RequestError(f"{self.name}: frames are {given}, needed: uint8 [S, H, W, 3], or float32 in 0 .. 1")
         if floats and not ((self.frames >= 0) & (self.frames <= 1)).all():
-            raise RequestError(f"{self.name}: frames are float32 beyond 0 .. 1", hint="255 is 1, or give uint8")
+            raise RequestError(f"{self.name}: float32 frames exceed 0 .. 1", hint="divide by 255, or give uint8")
         _check_actions(self.name, self.actions)
 
     def __str__(self) -> str:
@@ -168,9 +168,9 @@ def prompts_in(file: Path, where: Text) -> Listed:
     else:
         listed = Listed(lines, "line")
         if any(_is_json(part) for part in (text, *[*lines.values()][:1])):
-            raise RequestError("holds JSON", where=where, hint="name the file .json, or .jsonl with an entry a line")
+            raise RequestError("is JSON", where=where, hint="rename it to .json, or to .jsonl with one entry per line")
     if not listed.prompts:
-        raise RequestError("holds no prompt", where=where, hint="one prompt a line; # begins a comment")
+        raise RequestError("has no prompt", where=where, hint="write one prompt per line; # begins a comment")
     return listed
 
 

@@ -107,7 +107,7 @@ def video_frames(path: Path) -> Iterator[Image8]:
 
 
 def _damaged(path: Path, how: str, whole: int) -> RequestError:
-    hint = ("fewer ", Key("frames"), " may do without the rest") if whole else None
+    hint = ("use fewer ", Key("frames"), ", which may not need the damaged part") if whole else None
     return RequestError(f"is a damaged video ({how})", key="input", value=path, hint=hint)
 
 
@@ -119,9 +119,9 @@ def _shown_stream(container: Any, path: Path) -> Any:
     brands = container.metadata.get("compatible_brands", "")
     if "heic" in brands or ("mif1" in brands and len(streams) > 1):
         hint = f"{_SAVE}, or pip install 'fastcar[heif]'"
-        raise RequestError("is in HEIF, which PyAV reads in part only", key="input", value=path, hint=hint)
+        raise RequestError("is HEIF, which PyAV supports only in part", key="input", value=path, hint=hint)
     if not streams:
-        raise RequestError("holds no video, at most a cover", key="input", value=path)
+        raise RequestError("has no video stream except cover images", key="input", value=path)
     return next((s for s in streams if s.disposition & Disposition.default), streams[0])
 
 
@@ -170,8 +170,8 @@ def _as_shown(frame: Any, aspect: Any, path: Path) -> Image8:
         matrix = frame.side_data.get("DISPLAYMATRIX")
     except ValueError:  # PyAV has no name for other data beside it
         if frame.rotation:
-            hint = "turn it upright first"
-            raise RequestError("is turned in a way that PyAV hides", key="input", value=path, hint=hint) from None
+            hint = "rotate it first"
+            raise RequestError("has a rotation that PyAV can't read", key="input", value=path, hint=hint) from None
         matrix = None
     return image if matrix is None else _turned(image, np.frombuffer(bytes(matrix), np.int32)[[0, 1, 3, 4]], path)
 
@@ -185,4 +185,4 @@ def _turned(image: Image8, matrix: NDArray[np.int32], path: Path) -> Image8:
         return image[:: int(d), :: int(a)]
     if b and c and not a and not d:
         return image.swapaxes(0, 1)[:: int(b), :: int(c)]
-    raise RequestError("is not turned by a quarter of a circle", key="input", value=path, hint="turn it upright first")
+    raise RequestError("is not rotated by a multiple of 90 degrees", key="input", value=path, hint="rotate it first")

@@ -67,16 +67,16 @@ def read_recipe(path: Path) -> dict[str, Any]:
                 text = {key.lower(): value for key, value in video.metadata.items()}.get("comment", "")
         recipe = parse_json(text)
     except FileNotFoundError:
-        said = "carries no recipe of fastcar" if path.exists() else "there is no such video"
+        said = "has no fastcar recipe" if path.exists() else "there is no such video"
         raise RequestError(said, where=str(path)) from None
     except (OSError, ValueError, Image.DecompressionBombError):
-        raise RequestError(f"{path} carries no recipe of fastcar") from None
+        raise RequestError(f"{path} has no fastcar recipe") from None
     if isinstance(recipe, dict):
         # What generate writes beside many videos is a report that holds it.
         recipe = recipe.get("recipe", recipe)
     kinds = {"prompt": str, "seed": int, "settings": dict}
     if not isinstance(recipe, dict) or not all(isinstance(recipe.get(k), kind) for k, kind in kinds.items()):
-        raise RequestError(f"{path} carries no recipe of fastcar")
+        raise RequestError(f"{path} has no fastcar recipe")
     return recipe
 
 
@@ -102,7 +102,7 @@ def frames_of(path: Path, key: str | None = None) -> Iterator[Image8OrFloat]:
             raise _refused(path, f"frame {index} has {_size(image.shape)} pixels", "resize it first")
         if size and image.shape != size:
             message = f"frame {index} has {_size(image.shape)} pixels, the first one {_size(size)}"
-            raise _refused(path, message, "all frames need one size")
+            raise _refused(path, message, "all frames need the same size")
         size = image.shape
         yield image
 
@@ -140,7 +140,7 @@ def _file(path: Path) -> Iterator[Image8]:
             if image.format not in _MAYBE_HDR or not in_hdr(path):
                 count = getattr(image, "n_frames", 1)
                 if image.format == "TIFF" and count > 1:
-                    raise _refused(path, f"holds {count} images, of which some may be previews", "save each as a file")
+                    raise _refused(path, f"has {count} images, possibly previews", "save each image as a file")
                 # The poster of an animated PNG is not one of its frames.
                 first = int(getattr(image, "default_image", False))
                 for index in range(first, count if image.format in _MOVING else 1):
@@ -161,7 +161,7 @@ def _file(path: Path) -> Iterator[Image8]:
             raise _refused(path, f"can't be read: {e.strerror}") from None
         why = str(e).strip().partition("\n")[0] or type(e).__name__
         if "MAX_TEXT" in why:
-            raise _refused(path, "holds more text than Pillow reads", "save it without its texts") from None
+            raise _refused(path, "has more text metadata than Pillow reads", "save it without metadata") from None
         raise _refused(path, f"is a damaged image ({why[:120]})") from None
     yield from video_frames(path)
 
@@ -176,7 +176,7 @@ def _learn() -> None:
 def _rgb(image: Image.Image, file: Path) -> Image8:
     """Pixels as viewers show them: turned as the camera says, on a ground, in RGB."""
     if image.mode.startswith(("I", "F")):
-        raise _refused(file, "has more than 8 bits a colour", "save it with 8 bits a colour")
+        raise _refused(file, "has more than 8 bits per colour", "save it with 8 bits per colour")
     if max(image.size) > _SIDE:
         raise _refused(file, f"has {image.width} x {image.height} pixels", "resize it first")
     return on_ground(ImageOps.exif_transpose(image))
@@ -230,7 +230,7 @@ def numbers_in(
     found = named[:1] or [name for name, array in arrays.items() if fits(array.shape)] or [*arrays]
     if len(found) != 1:
         hint: Text = (Key("key"), " names one; ") if option == "input" else ""
-        said = f"holds no array {names[0]!r}, and not just one of shape {needed}"
+        said = f"has neither an array {names[0]!r} nor exactly one array of shape {needed}"
         raise RequestError(said, key=option, value=file, hint=(hint, f"its arrays: {listed}"))
     array = arrays[found[0]]
     what = (Key(option), f" {file}" + (f", array {found[0]!r}" if found[0] else ""))

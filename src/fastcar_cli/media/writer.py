@@ -47,12 +47,12 @@ def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> N
     if str(path) == os.devnull:
         return
     if not path.name or path.name.lower() in SUFFIXES:
-        raise RequestError(f"{path}: has no name of a file", hint="such as video.mp4, or frames for a folder of PNGs")
+        raise RequestError(f"{path}: has no file name", hint="such as video.mp4, or frames for a folder of PNGs")
     if path.suffix and path.suffix.lower() not in SUFFIXES:
         allowed = ".mp4, .gif, or a name without suffix for a folder of PNGs"
         raise RequestError(f"{path}: unknown suffix {path.suffix!r}", allowed=allowed)
     if fps is not None and fps > MOST_GIF_FPS and path.suffix.lower() == ".gif":
-        raise RequestError(f"{path}: a GIF can't have {fps} frames a second", allowed=f"1 to {MOST_GIF_FPS}, or .mp4")
+        raise RequestError(f"{path}: a GIF can't have {fps} frames per second", allowed=f"1 to {MOST_GIF_FPS}, or .mp4")
     parent = next((p for p in target_of(path).absolute().parents if os.path.exists(p)), Path("/"))
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         why = f"the folder {parent} is not writable" if parent.is_dir() else f"{parent} is not a folder"
@@ -65,7 +65,7 @@ def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> N
     if path.suffix and path.is_dir():
         raise RequestError(f"{path} is a folder")
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise RequestError(f"{path} is a pipe or a device, needed: a file or a folder", hint="/dev/null takes a video")
+        raise RequestError(f"{path} is a pipe or a device, needed: a file or a folder", hint="/dev/null is allowed")
     if path.suffix and path.exists() and not force and _recipe(path) is None:
         raise RequestError(f"{path} exists and fastcar did not write it", hint="--force overwrites it")
     if not path.suffix and path.exists() and (not path.is_dir() or any(path.iterdir())):

@@ -112,7 +112,7 @@ def _foreign(folder: Path) -> Iterator[None]:
         if out_of_memory(e):
             raise
         what = (str(e).strip() or type(e).__name__).splitlines()[0]
-        raise RequestError(f"{folder} describes no model that can be built: {what}") from e
+        raise RequestError(f"{folder} does not describe a valid model: {what}") from e
 
 
 class Checkpoint(ABC):
@@ -285,6 +285,6 @@ class Released(Checkpoint):
 
     def _format(self, dtype: str, device: torch.device) -> WeightFormat:
         if dtype == "float16" and device.type == "cpu":
-            said = "runs on a GPU only with this model"
+            said = "this model runs in float16 on a GPU only"
             raise RequestError(said, key="dtype", value="float16", allowed="float32, bfloat16")
         return super()._format(dtype, device)

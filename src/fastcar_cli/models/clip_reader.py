@@ -34,7 +34,7 @@ class ClipReader:
         if isinstance(prompt, str):
             counts = " or ".join(map(str, spec.contexts)) or f"at least {spec.layout.context}"
             hint: Text = (f"give it {counts} to continue from, such as ", Key("input"), " clip.mp4")
-            raise RequestError(f"{model} takes frames, no text", hint=hint)
+            raise RequestError(f"{model} takes frames, not text", hint=hint)
         self._check_frames(prompt, model)
         self._check_numbers(prompt, model)
         return prompt
@@ -46,8 +46,8 @@ class ClipReader:
             # A prefix may hold ids of the table that no frame has.
             most = [spec.decoder.vocab if t < (layout.prefix or 0) else spec.codes for t in range(len(prompt.ids))]
             if len(prompt.ids) not in lengths or not all(0 <= i < n for i, n in zip(prompt.ids, most, strict=True)):
-                needed = f"{' or '.join(map(str, lengths))} of them, from 0 to {spec.codes - 1}"
-                raise RequestError(f"{prompt.name}: these ids are not of {model}, needed: {needed}")
+                needed = f"{' or '.join(map(str, lengths))} ids from 0 to {spec.codes - 1}"
+                raise RequestError(f"{prompt.name}: the ids do not fit {model}, needed: {needed}")
             return
         count, *size, _ = prompt.frames.shape
         if tuple(size) != spec.frame_spec.size:
@@ -67,11 +67,11 @@ class ClipReader:
         ):
             if given is None and width:
                 hint: Text = (f"give it {what}, such as ", *example)
-                raise RequestError(f"{prompt.name}: no {what}, {model} takes {width} numbers a {each}", hint=hint)
+                raise RequestError(f"{prompt.name}: no {what}, {model} takes {width} numbers per {each}", hint=hint)
             if given is not None and not width:
                 raise RequestError(f"{prompt.name}: {model} takes no {what}")
             if given is not None and given.shape[1:] != (width,):
-                needed = f"{model} takes {width} numbers a {each}"
+                needed = f"{model} takes {width} numbers per {each}"
                 raise RequestError(f"{prompt.name}: {what} have shape {list(given.shape)}, {needed}")
 
     @torch.inference_mode()
@@ -136,8 +136,8 @@ class ClipReader:
                 # No frame is decoded after the last action.
                 if len(clip.actions) < frames - 1:
                     raise RequestError(
-                        f"{clip.name}: {len(clip.actions)} actions, {frames} frames take {frames - 1} at least",
-                        hint="give more actions, or ask for fewer frames",
+                        f"{clip.name}: {len(clip.actions)} actions, {frames} frames need at least {frames - 1}",
+                        hint="give more actions, or choose fewer frames",
                     )
                 given = torch.from_numpy(np.asarray(clip.actions[:frames], dtype=np.float32))
                 row[: len(given)] = given

@@ -1,4 +1,4 @@
-"""The inputs of one request, and which of their frames are used."""
+"""The input files of a request, and the selection of their frames."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastcar_cli.models.network import Spec
 
 @dataclass(frozen=True)
 class ClipFiles:
-    """Files of inputs, not yet read; `actions` is one file for all or one each, `use` selects frames."""
+    """Unread input files; `actions` is one file for all inputs or one per input, `use` selects frames."""
 
     files: tuple[Path, ...] = ()
     actions: tuple[Path, ...] = ()
@@ -28,23 +28,23 @@ class ClipFiles:
         """Refuse missing files and contradictions before a model is loaded. Raises RequestError."""
         if len(self.actions) not in (0, 1, len(self.files)):
             said = f"{len(self.actions)} files for {len(self.files)} inputs"
-            raise RequestError(said, key="actions", hint="one for all, or one each")
+            raise RequestError(said, key="actions", hint="give one for all inputs, or one per input")
         for option, files, kind in (("input", self.files, "file or folder"), ("actions", self.actions, "file")):
             for file in files:
                 if not file.exists():
                     raise RequestError(f"there is no such {kind}", key=option, value=file)
         if self.use.goal and self.actions:
             both = Key("goal"), " and ", Key("actions"), " exclude each other"
-            raise RequestError(both, hint="actions lead forward in time")
+            raise RequestError(both, hint="actions apply forward in time")
 
     def single(self) -> bool:
-        """Whether every input is one picture. Raises RequestError for one that can't be read."""
+        """Whether every input is a single image. Raises RequestError for unreadable files."""
         return all(len([*islice(frames_of(file, self.use.key), 2)]) == 1 for file in self.files)
 
     def read(self, spec: Spec, model: str, frames: int, *, whole: bool = False) -> list[Excerpt]:
-        """What a model gets of each for so many frames in all. Raises RequestError as `read_clip` does."""
+        """The model's input from each file, for `frames` frames in all. Raises RequestError as `read_clip` does."""
         if spec.contexts and self.use.goal:
-            raise RequestError(f"the model {model!r} takes none", key="goal", hint="leave it out")
+            raise RequestError(f"the model {model!r} takes no goal", key="goal", hint="leave it out")
         height, width = spec.frame_spec.size
         wanted = Wanted(
             model=model,

@@ -126,7 +126,7 @@ class _RayEngine(Engine):
         if room < 1:
             needed = ", ".join(f"{n} {k.removeprefix('num_')}" for k, n in resources.items())
             self.close()
-            raise RequestError(f"no node of the cluster has what a worker needs ({needed})", key="engine", value="ray")
+            raise RequestError(f"no node of the cluster has a worker's resources ({needed})", key="engine", value="ray")
         self.workers = min(room, workers or room)
         # Unbounded, more are submitted than fit, so that nodes that join later have work.
         self._in_flight = workers or 2 * room
@@ -158,7 +158,7 @@ class _RayEngine(Engine):
                 raise e.cause from None
             raise RunError(f"a worker of Ray failed: {type(e.cause).__name__}: {e.cause}") from None
         except RayError as e:
-            raise RunError(f"Ray lost a task {RETRIES} times over: {str(e).strip().splitlines()[0]}") from None
+            raise RunError(f"Ray lost a task {RETRIES} times: {str(e).strip().splitlines()[0]}") from None
 
     def close(self) -> None:
         """Leave the cluster, or end the one that was started here."""

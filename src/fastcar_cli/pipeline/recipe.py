@@ -77,13 +77,13 @@ def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> 
         written = recipe.get("model")
         name = written.get("name") if isinstance(written, dict) else _last(model)
         hint = "give its folder: ", Key("model")
-        raise RequestError(f"{source} was made with a model of its owner, {name!r}", hint=hint)
+        raise RequestError(f"{source} was made with a local model, {name!r}", hint=hint)
     if preset not in fpga_presets():
         taken.pop("backend.preset", None)
         if settings.get("backend.name") == "fpga-sim" and not {"backend.preset", "backend.name"} & {*given}:
             name = _last(recipe.get("accelerator", preset))
             hint = "give its file: ", Key("backend.preset")
-            raise RequestError(f"{source} was made with an accelerator of its owner, {name!r}", hint=hint)
+            raise RequestError(f"{source} was made with a local accelerator file, {name!r}", hint=hint)
     base = flat(RunConfig.from_dict(nested(taken), source).to_dict())
     taken = {k: base[k] for k in taken}
     later_wins(taken, given)

@@ -53,7 +53,7 @@ def resolve(model: LoadedModel, config: RunConfig) -> RunConfig:
     kind, window = draft.kind or "auto", _draft_length(config, spec.tokens_per_frame)
     backend, executor = config.backend, config.runtime.executor
     if backend.name != "torch" and executor not in ("auto", "torch"):
-        why = "does not go with ", Key("backend.name"), f" {backend.name}"
+        why = "can't be used with ", Key("backend.name"), f" {backend.name}"
         raise RequestError(why, key="executor", value=executor, allowed=(Key("executor"), " torch"))
     if backend.name == "fpga-sim" and backend.preset is None:
         from fastcar_fpga import preset_for
@@ -156,9 +156,9 @@ def _check_frames(name: str, spec: Spec, frames: int, rolls: bool) -> None:
         tokens = (spec.layout.prefix or 0) + (frames - spec.layout.context) * spec.tokens_per_frame
         said = f"{tokens} tokens, the model {name!r} has {spec.decoder.max_positions} positions"
     elif frames >= least:
-        said = f"the model {name!r} makes {step} at once"
+        said = f"the model {name!r} makes {step} frames at once"
     else:
-        said = f"{context} of them are given to the model {name!r}"
+        said = f"the model {name!r} takes {context} as context"
     hint = (Key("context_policy"), " roll goes on") if frames > longest else None
     raise RequestError(said, key="frames", value=frames, allowed=allowed, hint=hint)
 
@@ -171,7 +171,7 @@ def _check_ratio(config: RunConfig, frames: int, layout: Layout) -> None:
     first = max(replay.first_frame, not layout.prompt_frames)
     most = max_ratio(frames, layout.stride, replay.max_age, dense, first)
     if replay.ratio is not None and replay.ratio > most:
-        why = "a prompt and the first frame are always computed" if first else "a prompt is always computed"
+        why = "prompt and first frame never replay" if first else "the prompt never replays"
         age = () if replay.max_age is None else (" and ", Key("replay.max_age"), f" {replay.max_age}")
         said = f"{frames + layout.context} frames", age, f" allow at most {most:.4f}, because {why}"
         allowed = f"above 0, at most {int(most * 1e4) / 1e4:g}; more frames allow more"
@@ -199,7 +199,7 @@ def resolve_device(device: str) -> str:
             raise RequestError("no CUDA device here", key="device", value=device, allowed="cpu, auto")
         index = int(device.partition(":")[2] or 0)
         if index >= torch.cuda.device_count():
-            said = f"there are {torch.cuda.device_count()} CUDA devices, counted from 0"
+            said = f"there are {torch.cuda.device_count()} CUDA devices, numbered from 0"
             raise RequestError(said, key="device", value=device)
     return device
 

@@ -60,7 +60,7 @@ class PrefillFile:
                     return file
                 said = "is damaged"
             elif other != "format":
-                said = f"holds those of another {other}"
+                said = f"was saved with another {other}"
         except (SafetensorError, OSError, ValueError) as e:
             said = f"{said}: {e}"
         hint = "give another name, or delete the file"

@@ -89,7 +89,7 @@ def _executor(wanted: str, shape: Shape) -> tuple[str, str]:
     if wanted == "auto":
         return ("native", f"native kernels ({instruction_set()})") if why is None else ("torch", f"plain torch: {why}")
     if wanted == "graph" or (wanted == "native" and why is not None):
-        said = why if wanted == "native" else "the parts of a graph are not timed"
+        said = why if wanted == "native" else "profile can't time the modules of a CUDA graph"
         raise RequestError(said or "", key="executor", value=wanted, allowed="auto, torch")
     return wanted, f"{'native kernels' if wanted == 'native' else 'plain torch'}, requested"
 
@@ -100,8 +100,8 @@ def _own_dtype(model: str, default: str) -> str:
     if len(formats) != 1:
         return default
     if formats[0] not in DTYPES:
-        said = f"--model {model}: its weights are {formats[0]}, the modules that are timed are in floats"
-        raise RequestError(said, hint="profile the model it was converted from, or a run: --decode")
+        said = f"--model {model}: its weights are {formats[0]}, but profile times modules in floats"
+        raise RequestError(said, hint="profile the original model, or a whole video with --decode")
     return formats[0]
 
 

@@ -26,7 +26,7 @@ def parse_metrics(text: str | None, lpips: Path | None) -> tuple[str, ...]:
     """Metrics of "psnr,ssim" in a fixed order, by default all whose weights are there. Raises RequestError."""
     chosen = (*DEFAULT, *(["lpips"] if lpips else [])) if text is None else parse_names("metrics", text, NAMES)
     if "lpips" in chosen and lpips is None:
-        said = "needs the weights of its network in a file, nothing is downloaded"
+        said = "needs a file with its network's weights; fastcar downloads none"
         hint = (Key("lpips_weights"), " PATH: torchvision's AlexNet or VGG16 state dict (alexnet-owt-7be5be79.pth)")
         raise RequestError(said, key="metrics", value="lpips", hint=hint)
     if lpips is not None and "lpips" not in chosen:
@@ -75,7 +75,7 @@ class Scorer:
                 known = [x for x in values if x is not None]
                 means[key] = float(np.mean(known)) if known else None
             if not all(x is None or math.isfinite(x) for x in values):
-                said = "gives values that are not finite"
+                said = "returned values that are not finite"
                 raise RunError(said, key="metrics", value=name, hint="are its weights damaged?")
             frames[key] = list(values)
         return means, frames

@@ -85,7 +85,7 @@ class Session:
         clips = _named_clips(request.inputs, pipe)
         grid = _grid_of(request, tuple(clips) or request.prompts, str(pipe.resolved.replay.gate))
         if len(grid) > MOST:
-            hint = (Key("seeds"), " or ", Key("tau"), " with less")
+            hint = ("use fewer ", Key("seeds"), " or values of ", Key("tau"))
             raise RequestError(f"the grid has {len(grid)} cells, allowed: {MOST}", hint=hint)
         scorer = Scorer(tuple(n for n in request.metrics if n != "fidelity"), request.lpips)
         scorer.check(pipe.height, pipe.width)
@@ -209,7 +209,7 @@ def _task_of(group: Group, repeats: int, store: Store) -> Task | None:
 def _named_clips(inputs: ClipFiles, pipe: VideoPipeline) -> dict[str, Clip]:
     """Clips by name and hash, so that a folder never mixes two of one name. Raises RequestError."""
     if inputs and not pipe.spec.layout.context:
-        raise RequestError(f"the model {pipe.name!r} takes a text, no frames", key="input", hint="give it prompts")
+        raise RequestError(f"the model {pipe.name!r} takes text, not frames", key="input", hint="give prompts")
     clips: dict[str, Clip] = {}
     for clip in (excerpt.clip for excerpt in inputs.read(pipe.spec, pipe.name, pipe.frames)):
         given = clip.frames[: pipe.context]
@@ -237,7 +237,7 @@ def _grid_of(request: Request, prompts: tuple[str, ...], gate: str) -> Grid:
     grid = Grid(prompts, request.seeds, repeats=request.repeats, **axes)
     if len(grid.score) > 1 and any(t is not None for t in grid.tau):
         hint, said = (Key("replay_ratio"), " 0.2,0.5,0.8 instead of ", Key("tau")), ",".join(grid.score)
-        raise RequestError("a threshold means something else under each", key="score", value=said, hint=hint)
+        raise RequestError("thresholds of different scores are not comparable", key="score", value=said, hint=hint)
     return grid
 
 
@@ -245,7 +245,7 @@ def _plain(request: Request) -> RunConfig:
     """The configuration without what the grid decides. Raises RequestError for keys that contradict a sweep."""
     config = request.config
     if config.generation.samples != 1:
-        said = ("a sweep takes its videos from ", Key("seeds"))
+        said = ("a sweep takes the number of videos from ", Key("seeds"))
         raise RequestError(said, key="generation.samples", hint=(Key("seeds"), " 0-3"))
     keys: dict[str, Any] = {"generation.seed": None, "replay.tau": "off", "replay.ratio": None, "replay.gate": None}
     if request.vbench and config.video.fps is None:

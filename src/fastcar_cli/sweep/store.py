@@ -93,7 +93,7 @@ class Finding:
 @contextlib.contextmanager
 def master(folder: Path) -> Iterator[None]:
     """Short turns of the shards of a folder at what they share (grid, tables). Raises RunError."""
-    busy = RunError(f"{folder / LOCK} has been held for two minutes", hint="is another sweep stuck?")
+    busy = RunError(f"another process has locked {folder / LOCK} for two minutes", hint="is another sweep stuck?")
     with locked(folder / LOCK, busy, seconds=120):
         yield
 

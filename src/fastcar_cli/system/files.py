@@ -260,7 +260,7 @@ def read_arrays(file: Path) -> dict[str, Any]:
             # numpy takes every file that it does not know for a pickle.
             known = f.read(1) in (b"\x93", b"P", b"\x80")
         why = why_unread(e)
-        raise ValueError(why if known or why != OBJECTS else "it begins like neither .npy nor .npz") from None
+        raise ValueError(why if known or why != OBJECTS else "it is neither .npy nor .npz") from None
 
 
 OBJECTS = "it holds Python objects, which fastcar does not load"

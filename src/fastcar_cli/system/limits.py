@@ -46,7 +46,7 @@ def require_proc() -> None:
     """Raise RequestError in a sandbox of Linux without the files by which libraries know cores and memory."""
     hidden = [str(f) for f in NEEDED if not os.access(f, os.R_OK)] if sys.platform == "linux" else []
     if hidden:
-        said = f"this sandbox hides {' and '.join(hidden)}, by which PyTorch knows cores and memory"
+        said = f"this sandbox hides {' and '.join(hidden)}, which PyTorch needs to detect cores and memory"
         raise RequestError(said, hint="mount it: bwrap --proc /proc, or unshare --fork --pid --mount-proc")
 
 

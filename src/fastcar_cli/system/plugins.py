@@ -73,7 +73,7 @@ def command(name: str, group: str = COMMANDS) -> Callable[[], Any] | None:
 def of_fpga(name: str, what: str) -> Callable[..., None]:
     """The function of this name for `fastcar fpga`. Raises RequestError, which calls it `what`, where there is none."""
     if (load := command(name, FPGA_COMMANDS)) is None:
-        said = f"fastcar fpga {what} is of the package fastcar_lab, which is not installed"
+        said = f"fastcar fpga {what} needs the package fastcar_lab, which is not installed"
         raise RequestError(said, hint="pip install -e . in a checkout of fastcar")
     return load()
 

@@ -93,8 +93,8 @@ class _Bin:
             if isinstance(e, pickle.UnpicklingError):
                 named = f": {foreign[1]}" if (foreign := re.search(r"GLOBAL (\S+)", str(e))) else ""
                 raise RequestError(
-                    f"weights file {self.path} holds more than tensors{named}; nothing of it was run",
-                    hint="take the file from where the model was released",
+                    f"weights file {self.path} holds objects other than tensors{named}; fastcar did not run its code",
+                    hint="download the file from the model's own page",
                 ) from None
             raise _damaged(self.path, RuntimeError(re.split(r"\. |\n", str(e))[0])) from None
         if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):

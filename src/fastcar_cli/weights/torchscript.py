@@ -90,12 +90,12 @@ def _tensors(root: Any, module: type) -> Iterator[tuple[str, _Stored]]:
     while pending:
         path, at = pending.pop()
         if path.count(".") > _DEEPEST:
-            raise pickle.UnpicklingError("modules without end")
+            raise pickle.UnpicklingError("its modules are nested in a cycle")
         if not isinstance(at.state, dict):
             raise pickle.UnpicklingError("a module without attributes")
         for name, value in at.state.items():
             if (seen := seen + 1) > _MOST:
-                raise pickle.UnpicklingError("modules without end")
+                raise pickle.UnpicklingError("its modules are nested in a cycle")
             if isinstance(value, module):
                 pending.append((f"{path}{name}.", value))
             elif isinstance(value, _Stored):

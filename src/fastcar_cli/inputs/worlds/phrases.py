@@ -87,7 +87,7 @@ class PhraseTokenizer:
                 i += 1
         room = self.length - 2
         if len(tokens) > room:
-            raise RequestError(f"the prompt is too long: {len(tokens)} words that the model reads", allowed=f"{room}")
+            raise RequestError(f"the prompt is too long: {len(tokens)} known words", allowed=f"{room}")
         return Reading(self.ids_of(tokens), tuple(tokens), tuple(unknown))
 
     def _arranged(self, words: list[str]) -> list[str]:
@@ -133,14 +133,14 @@ class PhraseTokenizer:
         reading = self.read(prompt)
         if not reading.tokens:
             hint = f"it can draw: {', '.join(self._drawable)}"
-            raise RequestError(f"the model {model!r} knows none of the words of {prompt!r}", hint=hint)
+            raise RequestError(f"the model {model!r} knows no word of {prompt!r}", hint=hint)
         notices = []
         for word in reading.unknown:
             if word in self._single:
-                notices.append(f"the model {model!r} does not understand {word!r} here and leaves it out")
+                notices.append(f"the model {model!r} does not understand {word!r} here and ignores it")
                 continue
             near = f"; near: {', '.join(words)}" if (words := self._near(word)) else ""
-            notices.append(f"the model {model!r} does not know {word!r} and leaves it out{near}")
+            notices.append(f"the model {model!r} does not know {word!r} and ignores it{near}")
         shapes = self.groups.get("shape", ())
         if shapes and reading.unknown and not {*shapes} & {*reading.tokens}:
             notices.append(f"the prompt names none of {', '.join(shapes)}; the seed chooses what {model!r} draws")

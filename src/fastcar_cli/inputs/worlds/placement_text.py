@@ -172,18 +172,18 @@ class PlacementTokenizer(PhraseTokenizer):
         tokens = reading.tokens
         count = sum(t in self.things for t in tokens)
         if self.layouts and not 0 < count <= self._most:
-            said = f"{count} things" if count else "nothing to draw"
+            said = f"{count} objects" if count else "no object"
             unknown = f"it does not know {', '.join(reading.unknown)}; " if reading.unknown else ""
             said = f"the prompt {text!r} names {said}, the model {model!r} draws 1 to {self._most}"
-            raise RequestError(said, hint=f"{unknown}things: {', '.join(self.things)}")
+            raise RequestError(said, hint=f"{unknown}objects: {', '.join(self.things)}")
         if (said := " ".join(self._planned(tokens))) != " ".join(tokens):
             notices.append(
-                f"the model {model!r} has no placement of {' '.join(tokens)!r} and draws the nearest: {said!r}"
+                f"the model {model!r} has no placement for {' '.join(tokens)!r} and draws the nearest: {said!r}"
             )
         after = [*tokens[max(i for i, t in enumerate(tokens) if t in self.things) + 1 :]] if count else []
         lost = [t for t in after if any(t in values for values in self.looks.values())]
         if lost:
-            notices.append(f"the model {model!r} leaves out {', '.join(lost)}: no thing follows")
+            notices.append(f"the model {model!r} ignores {', '.join(lost)}, because no object follows")
         return notices
 
 

@@ -86,7 +86,7 @@ class CosmosCheckpoint(Released):
         beside += [Path(cached).parent] if isinstance(cached, str) else []
         if not (folder / MODEL).is_file() and (folder / HALVES[0]).is_file():
             raise RequestError(
-                f"{folder} holds the tokenizer of Cosmos, the model is in a folder beside it",
+                f"{folder} is the folder of Cosmos' tokenizer, not of a model",
                 hint=("give the folder that holds model.pt: ", Key("model")),
             )
         for candidate in beside:
