@@ -72,11 +72,8 @@ class Tau:
         if len(self.values) == 1:
             return self.values * layers
         if len(self.values) != layers:
-            said, hint = (
-                f"{len(self.values)} values, the model has {layers} layers",
-                "one for all, or one per layer",
-            )
-            raise RequestError(said, key="tau", hint=hint)
+            said = f"{len(self.values)} values, the model has {layers} layers"
+            raise RequestError(said, key="tau", hint="give one for all layers, or one per layer")
         return self.values
 
     def plain(self) -> Plain | list[Plain]:

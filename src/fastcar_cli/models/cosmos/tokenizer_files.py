@@ -57,9 +57,7 @@ def read_tokenizer_spec(folder: Path) -> CausalVideoSpec:
     down = _levels(encoder, "encoder.down", "downsample.conv1", "downsample.conv2")
     up = _levels(decoder, "decoder.up", "upsample.conv2", "upsample.conv1")
     if any(sum(getattr(a, by) for a in down) != sum(getattr(a, by) for a in up) for by in ("space", "time")):
-        raise RequestError(
-            f"{folder}: encoder.jit and decoder.jit are of different tokenizers: they resize differently"
-        )
+        raise RequestError(f"{folder}: encoder.jit and decoder.jit are of different tokenizers")
     cube = _shape(encoder, "encoder.conv_in.0")[1] / COLOURS
     if (dimensions := encoder.of(_LEVELS, 1)[0]) > 64:
         raise RequestError(f"weights file {encoder.path}, key {_LEVELS!r}: {dimensions} numbers, needed: a few")
