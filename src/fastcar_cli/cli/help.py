@@ -15,8 +15,8 @@ GROUPS = {
     "Measurements": "--seq --decode --repeats --metrics --lpips-weights --table --drafts --explain",
     "Weights and machine": "--dtype --depth-dtype --calibrate --pixel-dtype --device --executor --threads --backend "
     "--fpga --preset --keep-prefill --shard --engine --address --workers",
-    "Settings and results": "--config --set --dry-run --preview --report --trace --save --compare "
-    "--json --format --verbose --quiet --debug --help",
+    "Settings and results": "--config --set --dry-run --terminal --port --no-browser --preview --report --trace --save "
+    "--compare --json --format --verbose --quiet --debug --help",
 }
 """Options by group, in the order of the help."""
 
@@ -35,6 +35,9 @@ fastcar generate --from ball.mp4 --tau off -o dense.mp4""",
     "convert": """fastcar convert vila-u-7b -o vila-u-int4
 fastcar convert table -o table-int8 --dtype int8
 fastcar convert vila-u-7b -o vila-u-calibrated --calibrate prompts.txt --threads 8""",
+    "play": """fastcar play
+fastcar play --input ball.png --tau -2 -o session.mp4
+fastcar play --actions keys.csv --json --frames png""",
     "demo": """fastcar demo
 fastcar demo --port 8000
 fastcar demo --no-browser""",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fastcar_cli.pipeline.pipeline import VideoPipeline
 
 
-_EXAMPLES = {
+BUNDLED_EXAMPLES = {
     "mini": "a red ball rolling to the right on the grass",
     "table": "a red metal ball rolls to the right and hits a blue cube",
     "table-dense": "a red metal ball rolls to the right and hits a blue cube",
@@ -81,9 +81,9 @@ class Given:
         if asked.example:
             if texts or files or recipe is not None:
                 raise RequestError("--example excludes other inputs", hint="leave out the prompt, --input or --from")
-            if run.model not in _EXAMPLES:
-                raise RequestError(f"--example: the model {run.model!r} has none", allowed=", ".join(_EXAMPLES))
-            example = _EXAMPLES[run.model]
+            if run.model not in BUNDLED_EXAMPLES:
+                raise RequestError(f"--example: the model {run.model!r} has none", allowed=", ".join(BUNDLED_EXAMPLES))
+            example = BUNDLED_EXAMPLES[run.model]
             texts, files = ([], [folder_of(run.model) / example]) if _FILE.search(example) else ([(example, None)], [])
         return cls(
             texts,

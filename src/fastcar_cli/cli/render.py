@@ -289,14 +289,14 @@ def lacking(console: Console) -> str | None:
 
 
 class Preview:
-    """The newest frames side by side, as many as the terminal has room for; a renderable of rich."""
+    """The newest frames side by side, as many as the terminal has room for and `most`; a renderable of rich."""
 
-    def __init__(self) -> None:
-        self._frames: tuple[NDArray[np.uint8], ...] = ()
+    def __init__(self, most: int = MOST_FRAMES) -> None:
+        self._most, self._frames = most, tuple[NDArray[np.uint8], ...]()
 
     def add(self, image: NDArray[np.uint8]) -> None:
         """Append a frame, uint8 [H, W, 3]; another thread may be drawing."""
-        self._frames = (*self._frames, image)[-MOST_FRAMES:]
+        self._frames = (*self._frames, image)[-self._most :]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         if frames := self._frames:

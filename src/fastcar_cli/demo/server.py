@@ -1,21 +1,15 @@
-"""The page's server: HTTP of the standard library, on the loopback interface alone.
+"""The server of `fastcar demo`.
 
-Handlers run in threads; videos are made in the thread that calls `serve`, one at a time, so that Ctrl-C stops one that
-is being made. Other pages that the user's browser shows can't use it: they know neither the secret in the address nor
-may their requests have another Host or Origin.
+Videos are made in the thread that calls `serve`, one at a time, so that Ctrl-C stops one that is being made.
 """
 
 from __future__ import annotations
 
-import hmac
-import json
 import queue
 import secrets
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +18,7 @@ from fastcar_cli.checkpoints.hub import here
 from fastcar_cli.checkpoints.names import BUNDLED, REPOSITORIES
 from fastcar_cli.checkpoints.open import spec_of
 from fastcar_cli.config.run_config import load_config
+from fastcar_cli.demo.local import LocalHandler, LocalServer
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.media import default_name
 from fastcar_cli.pipeline.pipeline import VideoPipeline
@@ -33,11 +28,6 @@ from fastcar_cli.system.device import out_of_memory
 
 Make = Callable[[dict[str, str], Callable[[int, int], None]], tuple[dict[str, Any], bytes]]
 Line = dict[str, Any]
-
-LOOPBACK = "127.0.0.1"
-HOSTS = (LOOPBACK, "localhost")
-MOST_BYTES = 65536
-
 
 SHOWN_SIDE = 256
 """Frames are enlarged to about this many pixels a side."""
@@ -120,26 +110,15 @@ class _Job:
         self.lines.put({"share": done / total})
 
 
-class Server(ThreadingHTTPServer):
-    """A page under a secret address. `port` 0 takes any free one; raises RequestError where the port is taken."""
-
-    daemon_threads = True
+class Server(LocalServer):
+    """The page of `fastcar demo`: see `LocalServer`."""
 
     def __init__(self, make: Make, port: int = 0) -> None:
-        try:
-            super().__init__((LOOPBACK, port), _Handler)
-        except OSError as e:
-            raise RequestError(f"--port {port}: {e.strerror}", hint="choose another, or leave it out") from None
+        super().__init__(_Handler, port)
         self._make = make
-        self.secret = secrets.token_urlsafe(18)
         self.busy = threading.Lock()
         self.jobs: queue.Queue[_Job] = queue.Queue()
         self._results, self._video = empty_results(), b""
-
-    @property
-    def url(self) -> str:
-        """Where the page is."""
-        return f"http://{LOOPBACK}:{self.server_port}/{self.secret}/"
 
     def serve(self) -> None:
         """Answer requests until an exception, such as Ctrl-C, ends it."""
@@ -167,11 +146,6 @@ class Server(ThreadingHTTPServer):
             self.busy.release()
             job.lines.put(last)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print nothing where a browser closes its connection; any other error as the base class does."""
-        if not isinstance(sys.exc_info()[1], ConnectionError):
-            super().handle_error(request, client_address)
-
     def page(self) -> bytes:
         """The page with the last video."""
         scripts = [asset("core.js"), asset("player.js"), asset("demo.js", __package__)]
@@ -181,71 +155,24 @@ class Server(ThreadingHTTPServer):
         return page("fastcar demo", body, scripts, data, videos, policy).encode()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(LocalHandler):
     server: Server
-    timeout = 30
-    server_version, sys_version = "fastcar", ""
-
-    def do_GET(self) -> None:
-        if self._allowed(""):
-            self._begin(200, "text/html; charset=utf-8")
-            self.wfile.write(self.server.page())
 
     def do_POST(self) -> None:
         """Make a video: lines of JSON with `share`s, the last with `done`, or with `error` and `hint`."""
-        if not self._allowed("make"):
+        form = self.form("make")
+        if form is None:
             return
-        size = self.headers.get("Content-Length", "")
-        if not size.isdecimal() or int(size) > MOST_BYTES:
-            return self._refuse(413, "the request is too large")
-        try:
-            form = json.loads(self.rfile.read(int(size)))
-            if not isinstance(form, dict) or not all(isinstance(v, str) for v in form.values()):
-                raise ValueError
-        except (ValueError, RecursionError):
-            return self._refuse(400, "the request is not a form")
-        self._begin(200, "application/x-ndjson")
+        if not all(isinstance(v, str) for v in form.values()):
+            return self.refuse(400, "the request is not a form")
+        self.begin(200, "application/x-ndjson")
         if not self.server.busy.acquire(blocking=False):
-            return self._line({"error": "another video is being made", "hint": "try again when it is done"})
+            return self.line({"error": "another video is being made", "hint": "try again when it is done"})
         job = _Job(form)
         self.server.jobs.put(job)
         line: Line = {"share": 0}
         try:
             while "share" in line:
-                self._line(line := job.lines.get())
+                self.line(line := job.lines.get())
         except ConnectionError:
             job.left.set()
-
-    def _allowed(self, name: str) -> bool:
-        """Whether a request is of the page itself and for this name; refuses it otherwise."""
-        host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
-        name_of_host, _, port = host.partition(":")
-        # Browsers leave the port 80 out; with `ssh -L` it is another one than the server's.
-        if name_of_host not in HOSTS or not (port or "80").isdecimal() or origin not in (None, f"http://{host}"):
-            self._refuse(403, "not from here")
-            return False
-        _, secret, *rest = [*self.path.split("/"), ""][:4]
-        if not hmac.compare_digest(secret.encode(), self.server.secret.encode()) or rest[0] != name:
-            self._refuse(404, "no such page; use the full address that fastcar demo prints")
-            return False
-        return True
-
-    def _refuse(self, status: int, text: str) -> None:
-        self._begin(status, "text/plain; charset=utf-8")
-        self.wfile.write(f"{text}\n".encode())
-
-    def _begin(self, status: int, kind: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Content-Security-Policy", "frame-ancestors 'none'")
-        self.end_headers()
-
-    def _line(self, line: Line) -> None:
-        self.wfile.write(json.dumps(line).encode() + b"\n")
-        self.wfile.flush()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing."""

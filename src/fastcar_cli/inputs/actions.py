@@ -28,8 +28,8 @@ _LIKE_A_NUMBER = re.compile(r"[-+.]?\d|[-+]?(?:nan|inf)", re.I)
 _TABLE = TypeAdapter(list[list[float]], config=ConfigDict(strict=True))
 
 
-def read_actions(path: Path, width: int, wanted: Sequence[int]) -> Rows:
-    """The actions of a clip, float32 [S, width].
+def read_actions(path: Path, width: int, wanted: Sequence[int] | None = None) -> Rows:
+    """The actions of a clip, float32 [S, width]; without `wanted` all rows of the file.
 
     width: numbers an action has. wanted: which frames of the input make the clip (S of them), in rising order. A file
     of S or S - 1 rows is the clip's own; of a longer one, whose rows are those of the input's frames, the rows `wanted`
@@ -45,11 +45,11 @@ def read_actions(path: Path, width: int, wanted: Sequence[int]) -> Rows:
         raise RequestError(f"unknown suffix {suffix!r}", key="actions", value=path, allowed=_ALLOWED)
     what = (Key("actions"), f" {path}")
     text = read_text(path, what, "utf-8-sig")
-    table = _json(text, what) if suffix == ".json" else _csv(text, what, len(wanted))
+    table = _json(text, what) if suffix == ".json" else _csv(text, what, len(wanted or ()))
     return _fit(table, what, width, wanted, own=False)
 
 
-def actions_in(path: Path, width: int, wanted: Sequence[int], *, own: bool = True) -> Rows:
+def actions_in(path: Path, width: int, wanted: Sequence[int] | None, *, own: bool = True) -> Rows:
     """As `read_actions`, from an .npz or .npy file. With `own` it is the input itself: its rows are its frames'."""
     needed = f"[frames, {width}]"
     array, what = numbers_in(path, "input" if own else "actions", KEYS, lambda shape: len(shape) == 2, needed)
@@ -118,8 +118,12 @@ def _json(text: str, what: Text) -> list[Any]:
         raise RequestError("is not a list of lists of numbers", where=what, hint=hint) from None
 
 
-def _fit(table: Sequence[Any] | NDArray[Any], what: Text, width: int, wanted: Sequence[int], *, own: bool) -> Rows:
+def _fit(
+    table: Sequence[Any] | NDArray[Any], what: Text, width: int, wanted: Sequence[int] | None, *, own: bool
+) -> Rows:
     """Rows of the clip's frames out of a table, checked."""
+    if wanted is None:
+        return _fit(table, what, width, range(len(table) + 1), own=False)[:-1]
     for index, row in enumerate(table):
         if len(row) != width:
             raise RequestError(f"row {index} has {len(row)} numbers, the model takes {width} a frame", where=what)

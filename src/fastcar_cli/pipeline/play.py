@@ -202,13 +202,17 @@ class World:
         """Codes of the decoded frames, int64 [T*N, depth]."""
         return torch.cat(self._codes).numpy() if self._codes else np.zeros((0, self.spec.frame_spec.depth), np.int64)
 
-    def video(self, identity: Identity) -> Video:
-        """The frames so far, with a recipe that makes them again by the model of this identity."""
-        with torch_defaults(), torch.inference_mode():
-            frames = np.stack([*self.context, *map(self._drawn, self._codes)])
-        made = self._resolved.generation.model_copy(update={"frames": len(frames), "context_policy": "roll"})
+    def recipe(self, identity: Identity) -> dict[str, Any]:
+        """What makes the frames so far again, by the model of this identity."""
+        frames = len(self.context) + self._frame
+        made = self._resolved.generation.model_copy(update={"frames": frames, "context_policy": "roll"})
         clip = TokenisedClip(self.ids, np.stack([*self.actions, np.zeros(self.spec.conditions, np.float32)]))
         run = self._resolved.model_copy(update={"generation": made})
-        recipe = recipe_of(run, self._model, identity, clip, self.seed, self.ids)
+        return recipe_of(run, self._model, identity, clip, self.seed, self.ids)
+
+    def video(self, identity: Identity) -> Video:
+        """The frames so far, with their recipe."""
+        with torch_defaults(), torch.inference_mode():
+            frames = np.stack([*self.context, *map(self._drawn, self._codes)])
         report = {"seed": self.seed, "frames": len(frames), "hits": self.hits}
-        return Video(frames, given(run.video.fps), report, recipe)
+        return Video(frames, given(self._resolved.video.fps), report, self.recipe(identity))

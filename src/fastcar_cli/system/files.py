@@ -90,7 +90,7 @@ def empty_file(path: Path) -> None:
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
 
 
-def _names(path: Path) -> Iterator[Path]:
+def numbered(path: Path) -> Iterator[Path]:
     """`a.mp4`, `a-2.mp4`, `a-3.mp4`, ..."""
     yield path
     for n in itertools.count(2):
@@ -146,12 +146,12 @@ def publish(temporary: Path, path: Path, *, new: bool) -> Path:
             _copy_mode(path, temporary)
         temporary.replace(target_of(path))
         return path
-    return _first_free(temporary, _names(path))
+    return _first_free(temporary, numbered(path))
 
 
 def set_aside(path: Path) -> Path:
     """Give a file the next free number; the name it got. Raises OSError."""
-    return _first_free(path, itertools.islice(_names(path), 1, None))
+    return _first_free(path, itertools.islice(numbered(path), 1, None))
 
 
 def publish_folder(temporary: Path, path: Path) -> Path:
@@ -159,7 +159,7 @@ def publish_folder(temporary: Path, path: Path) -> Path:
     target = target_of(path)
     if path.is_dir():
         _copy_mode(path, temporary)
-    for name in _names(target):
+    for name in numbered(target):
         try:
             temporary.rename(name)
         except OSError as e:

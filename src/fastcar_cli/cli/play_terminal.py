@@ -1,0 +1,88 @@
+"""`fastcar play --terminal`: keys of the terminal, and frames as the preview draws them."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.live import Live
+
+from fastcar_cli.cli.render import Preview, console, lacking
+from fastcar_cli.errors import RequestError
+
+if TYPE_CHECKING:
+    from fastcar_cli.pipeline.session import Session
+
+ARROWS = {"\x1b[A": "w", "\x1b[B": "s", "\x1b[C": "d", "\x1b[D": "a"}
+WAYS = {"w": (1, -1), "s": (1, 1), "a": (0, -1), "d": (0, 1)}
+"""Which number of an action a key changes, and which way."""
+KEY = re.compile(r"\x1b\[[A-D]|\x1bO[A-D]|.", re.S)
+
+
+def check_terminal() -> None:
+    """Raise RequestError where keys can't be read or frames not be shown."""
+    if sys.platform == "win32":
+        raise RequestError("--terminal: Windows has no such terminal", hint="fastcar play without it opens a page")
+    why = "standard input is not a terminal" if not sys.stdin.isatty() else lacking(console())
+    if why is not None:
+        raise RequestError(f"--terminal: {why}", hint="fastcar play without it opens a page")
+
+
+def play_here(session: Session) -> Session:
+    """Play until `q`; the last session, as a reset begins another one."""
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    preview, terminal = Preview(1), console()
+    preview.add(session.newest[-1])
+    reach, chosen = session.reach or 1.0, 0
+    help_ = "arrows or WASD steer, space stops, p pauses, . one frame, r resets, q ends"
+    if session.size != 2:
+        help_ = f"1 to {session.size} choose a number, arrows change it, space stops, p, ., r, q"
+    action, paused, once, due = [0.0] * session.size, False, False, time.monotonic()
+    try:
+        tty.setcbreak(descriptor)
+        with Live(Group(preview, help_), console=terminal, auto_refresh=False, transient=True) as live:
+            while True:
+                now = time.monotonic()
+                if due > now and not paused and action == [*map(float, session.world.actions[-1])]:
+                    session.world.ahead()
+                wait = 0.2 if paused else max(0.0, due - time.monotonic())
+                keys = ""
+                if select.select([descriptor], [], [], wait)[0]:
+                    keys = os.read(descriptor, 64).decode(errors="replace").replace("\x1bO", "\x1b[")
+                for key in KEY.findall(keys):
+                    key = ARROWS.get(key, key.lower())
+                    if key == "q":
+                        return session
+                    if key in ("p", "."):
+                        paused, once = key == "." or not paused, key == "."
+                    elif key == "r":
+                        session = session.again()
+                        preview.add(session.newest[-1])
+                    elif key == " ":
+                        action = [0.0] * session.size
+                    elif key.isdecimal() and 0 < int(key) <= session.size:
+                        chosen = int(key) - 1
+                    elif key in WAYS and session.size == 2:
+                        at, sign = WAYS[key]
+                        action = [sign * reach if i == at else 0.0 for i in range(2)]
+                    elif key in WAYS:
+                        by = reach / 4 * (1 if key in "wd" else -1)
+                        action[chosen] = min(reach, max(-reach, action[chosen] + by))
+                if once or (not paused and time.monotonic() >= due):
+                    once = False
+                    preview.add(session.step(action)[0])
+                    due = max(due + 1 / session.pipe.fps, time.monotonic())
+                    numbers = session.statistics()
+                    said = f"frame {session.decoded}, {numbers['hit_share']:.0%} ahead, action {action}"
+                    live.update(Group(preview, said, help_), refresh=True)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -1,0 +1,115 @@
+"""HTTP of the standard library for one page, on the loopback interface alone, under an address with a secret.
+
+Handlers run in threads. Other pages that the user's browser shows can't use it: they know neither the secret in the
+address nor may their requests have another Host or Origin.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from fastcar_cli.errors import RequestError
+
+LOOPBACK = "127.0.0.1"
+HOSTS = (LOOPBACK, "localhost")
+MOST_BYTES = 65536
+
+
+class LocalServer(ThreadingHTTPServer):
+    """A page under a secret address. `port` 0 takes any free one; raises RequestError where the port is taken."""
+
+    daemon_threads = True
+
+    def __init__(self, handler: type[LocalHandler], port: int = 0) -> None:
+        try:
+            super().__init__((LOOPBACK, port), handler)
+        except OSError as e:
+            raise RequestError(f"--port {port}: {e.strerror}", hint="choose another, or leave it out") from None
+        self.secret = secrets.token_urlsafe(18)
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://{LOOPBACK}:{self.server_port}/{self.secret}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing where a browser closes its connection; any other error as the base class does."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+    def page(self) -> bytes:
+        """The page."""
+        raise NotImplementedError
+
+
+class LocalHandler(BaseHTTPRequestHandler):
+    """Answers with the page; subclasses answer what it posts."""
+
+    server: LocalServer
+    timeout = 30
+    server_version, sys_version = "fastcar", ""
+
+    def do_GET(self) -> None:
+        """The page."""
+        if self.allowed(""):
+            self.begin(200, "text/html; charset=utf-8")
+            self.wfile.write(self.server.page())
+
+    def form(self, name: str) -> dict[str, Any] | None:
+        """The JSON object that the page posts under this name; None after a refusal."""
+        if not self.allowed(name):
+            return None
+        size = self.headers.get("Content-Length", "")
+        if not size.isdecimal() or int(size) > MOST_BYTES:
+            self.refuse(413, "the request is too large")
+            return None
+        try:
+            form = json.loads(self.rfile.read(int(size)))
+            if not isinstance(form, dict):
+                raise ValueError
+        except (ValueError, RecursionError):
+            self.refuse(400, "the request is not a form")
+            return None
+        return form
+
+    def allowed(self, name: str) -> bool:
+        """Whether a request is of the page itself and for this name; refuses it otherwise."""
+        host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
+        name_of_host, _, port = host.partition(":")
+        # Browsers leave the port 80 out; with `ssh -L` it is another one than the server's.
+        if name_of_host not in HOSTS or not (port or "80").isdecimal() or origin not in (None, f"http://{host}"):
+            self.refuse(403, "not from here")
+            return False
+        _, secret, *rest = [*self.path.split("/"), ""][:4]
+        if not hmac.compare_digest(secret.encode(), self.server.secret.encode()) or rest[0] != name:
+            self.refuse(404, "no such page; use the full address that fastcar prints")
+            return False
+        return True
+
+    def refuse(self, status: int, text: str) -> None:
+        """Answer with a status and a sentence."""
+        self.begin(status, "text/plain; charset=utf-8")
+        self.wfile.write(f"{text}\n".encode())
+
+    def begin(self, status: int, kind: str) -> None:
+        """Send the head of an answer."""
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Content-Security-Policy", "frame-ancestors 'none'")
+        self.end_headers()
+
+    def line(self, line: dict[str, Any]) -> None:
+        """Send a line of JSON."""
+        self.wfile.write(json.dumps(line).encode() + b"\n")
+        self.wfile.flush()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing."""

@@ -1,0 +1,195 @@
+"""The server of `fastcar play`: a session that the page steers.
+
+Frames are decoded in the thread that calls `serve`, as long as a page asks for the newest one. A page gets a frame when
+it asks, so a slow one misses frames and none wait for it; several pages steer and see the same session.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import queue
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from fastcar_cli._version import __version__
+from fastcar_cli.demo.local import LocalHandler, LocalServer
+from fastcar_cli.demo.server import empty_results
+from fastcar_cli.errors import FastcarError, RequestError
+from fastcar_cli.pipeline.session import Session
+from fastcar_cli.sweep.report.build import asset, page
+
+AWAY = 3.0
+"""Seconds without a question after which no page is open: the session waits, and is saved."""
+ANSWER = 1.0
+"""Seconds after which a page gets the frame that it has, so that it knows that the server is there."""
+ORDERS = ("pause", "play", "step", "reset", "change")
+
+
+def png(image: Any) -> str:
+    """A frame, uint8 [H, W, 3], as PNG in base64."""
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "png", compress_level=1)
+    return base64.b64encode(file.getvalue()).decode("ascii")
+
+
+class Player(LocalServer):
+    """The page of a session. `session` is the one that is played, `fps` frames are shown a second."""
+
+    def __init__(self, session: Session, fps: int, port: int = 0) -> None:
+        super().__init__(_Handler, port)
+        self.session, self.fps, self.paused = session, fps, False
+        self._action: list[float] = [0.0] * session.size
+        # The last key of a page and when it came, until a frame has followed it.
+        self._key: tuple[str, float] | None = None
+        self._waits: list[float] = []
+        self._orders: queue.Queue[tuple[dict[str, Any], Future[None]]] = queue.Queue()
+        self._changed, self._line, self._times = threading.Condition(), dict[str, Any](), deque[float](maxlen=30)
+        self._asked, self._due, self._one = -np.inf, 0.0, False
+        self._show({})
+
+    def serve(self) -> None:
+        """Play until an exception, such as Ctrl-C, ends it; the session is saved."""
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        try:
+            while True:
+                self._turn()
+        finally:
+            self.shutdown()
+            self.server_close()
+            self.session.save()
+
+    def report(self) -> dict[str, Any]:
+        """That of the session, and the seconds from a key to its frame."""
+        p50, p99 = np.percentile(self._waits, [50, 99]).tolist() if self._waits else (None, None)
+        return self.session.report() | {"key_to_frame": {"p50": p50, "p99": p99}}
+
+    def _turn(self) -> None:
+        """One frame, or what is to be done before its time: orders, the next frame ahead, or waiting."""
+        while not self._orders.empty():
+            self._obey(*self._orders.get())
+        now, asked = time.monotonic(), self._asked
+        if now - asked > AWAY or (self.paused and not self._one):
+            if now - asked > AWAY:
+                self.session.save()
+            self._wait(lambda: self._asked != asked, AWAY)
+            self._due = time.monotonic()
+        elif self._due > now and not self._one:
+            if self.session.world.actions[-1:] and np.array_equal(self.session.world.actions[-1], self._action):
+                self.session.world.ahead()
+            self._wait(lambda: False, self._due - time.monotonic())
+        else:
+            self._step()
+
+    def _wait(self, until: Any, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: until() or not self._orders.empty(), max(0.0, seconds))
+
+    def _step(self) -> None:
+        with self._changed:
+            action, key, self._key, self._one = self._action, self._key, None, False
+        _, info = self.session.step(action)
+        now = time.monotonic()
+        self._due = max(self._due + 1 / self.fps, now)
+        self._times.append(now)
+        if key is not None:
+            self._waits.append(now - key[1])
+        replayed = info["replayed"].round(2).tolist() if info["replayed"].any() else None
+        self._show({"hit": info["hit"], "map": replayed, "key": None if key is None else key[0]})
+
+    def _show(self, more: dict[str, Any]) -> None:
+        """Let the pages have the newest frame and the numbers."""
+        session, times = self.session, self._times
+        settings = session.pipe.config
+        line = {
+            **{"number": self._line.get("number", 0) + 1, "png": png(session.newest[-1]), "paused": self.paused},
+            **{"tau": str(settings.replay.tau), "draft": session.pipe.resolved.draft.kind, "seed": session.world.seed},
+            "fps": (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else None,
+            **{"file": str(session.path) if session.decoded else None, **session.statistics(), **more},
+        }
+        with self._changed:
+            self._line = line
+            self._changed.notify_all()
+
+    def _obey(self, form: dict[str, Any], done: Future[None]) -> None:
+        try:
+            order, changes = form["order"], {}
+            if order in ("reset", "change"):
+                keys = {"tau": "replay.tau", "draft": "draft.kind"} if order == "change" else {}
+                changes = {key: form[name] for name, key in keys.items() if name in form}
+                self.session = self.session.again(
+                    seed=form.get("seed"), here=order == "change", changes=changes or None
+                )
+                self._times.clear()
+            else:
+                self.paused, self._one = order != "play", order == "step"
+            self._show({})
+            done.set_result(None)
+        except FastcarError as e:
+            done.set_exception(e)
+
+    def newest(self, after: Any) -> dict[str, Any]:
+        """The newest line; waits a moment for another one than the page has. `png` is only in a new one."""
+        with self._changed:
+            self._asked = time.monotonic()
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._line["number"] != after, ANSWER)
+            self._asked = time.monotonic()
+            line = self._line
+        return {name: line[name] for name in line if name != "png"} if line["number"] == after else line
+
+    def take(self, form: dict[str, Any]) -> None:
+        """Take an action, or do as a page orders. Raises RequestError."""
+        if "action" in form:
+            self.session.check(form["action"])
+            with self._changed:
+                self._action, self._key = form["action"], (str(form.get("key"))[:40], time.monotonic())
+                self._changed.notify_all()
+            return
+        seed = form.get("seed", 0)
+        if form.get("order") not in ORDERS:
+            raise RequestError("the order is unknown", allowed=", ".join(ORDERS))
+        if type(seed) is not int or not 0 <= seed < 2**63:
+            raise RequestError(f"the seed {str(seed)[:40]!r} is not a whole number", allowed="0 to 2^63 - 1")
+        done = Future[None]()
+        self._orders.put((form, done))
+        with self._changed:
+            self._changed.notify_all()
+        done.result(60)
+
+    def page(self) -> bytes:
+        """The page."""
+        session = self.session
+        model = {"name": session.pipe.name, "actions": session.size, "reach": session.reach, "fps": self.fps}
+        data = empty_results() | {"model": model, "version": __version__}
+        scripts, body = [asset(name, __package__) for name in ("play.js",)], asset("play.html", __package__)
+        scripts.insert(0, asset("core.js"))
+        return page("fastcar play", body, scripts, data, {}, "; connect-src 'self'").encode()
+
+
+class _Handler(LocalHandler):
+    server: Player
+
+    def do_POST(self) -> None:
+        """`frame`: the newest line; `input`: an action or an order, answered with {} or `error` and `hint`."""
+        name = "input" if self.path.endswith("/input") else "frame"
+        form = self.form(name)
+        if form is None:
+            return
+        answer: dict[str, Any] = {}
+        try:
+            if name == "frame":
+                answer = self.server.newest(form.get("after"))
+            else:
+                self.server.take(form)
+        except FastcarError as e:
+            e.name_of = lambda key: key.rpartition(".")[2]
+            answer = {"error": str(e), "hint": e.hint}
+        self.begin(200, "application/json")
+        self.line(answer)
