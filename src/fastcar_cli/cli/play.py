@@ -25,7 +25,7 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.system.signals import status
 
 if TYPE_CHECKING:
-    from fastcar_cli.pipeline.session import Session
+    from fastcar_cli.pipeline.session import PlaySession
 
 DEFAULT_MODEL = "mini-actions"
 FRAMES = ("none", "png", "codes")
@@ -52,7 +52,7 @@ def play(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Steer a video while it is decoded, on a page in this machine's browser; it is saved."""
+    """Steer a video while it is decoded, on a local web page; the session is saved."""
     from fastcar_cli.demo.play import Player
 
     one_of("--frames", frames, FRAMES)
@@ -97,7 +97,7 @@ def play(
         raise typer.Exit(status(ends))
 
 
-def _session(model: str, flags: Flags, file: Path | None, output: str | None, quiet: bool) -> Session:
+def _session(model: str, flags: Flags, file: Path | None, output: str | None, quiet: bool) -> PlaySession:
     """A session that has not begun; everything that can be refused is refused before weights are read."""
     from fastcar_cli.checkpoints.open import folder_of, known
     from fastcar_cli.cli import writing
@@ -106,7 +106,7 @@ def _session(model: str, flags: Flags, file: Path | None, output: str | None, qu
     from fastcar_cli.media import check_target
     from fastcar_cli.media.writer import SUFFIXES
     from fastcar_cli.pipeline.clips import ClipFiles
-    from fastcar_cli.pipeline.session import Session
+    from fastcar_cli.pipeline.session import PlaySession
 
     path = Path(f"play-{Path(model).name}.mp4" if output is None else output)
     if path.suffix.lower() not in SUFFIXES:
@@ -127,10 +127,10 @@ def _session(model: str, flags: Flags, file: Path | None, output: str | None, qu
     clip = read_clip(file, Wanted(model=model, frames=context, context=context, height=height, width=width))
     pipe = writing.load(run, 1, console(quiet), checkpoint)
     seed = run.generation.seed
-    return Session(pipe, clip.frames, secrets.randbelow(2**31) if seed is None else seed, path)
+    return PlaySession(pipe, clip.frames, secrets.randbelow(2**31) if seed is None else seed, path)
 
 
-def _by_lines(session: Session, source: str, frames: str | None, fps: int | None) -> None:
+def _by_lines(session: PlaySession, source: str, frames: str | None, fps: int | None) -> None:
     """Play the actions of a file, or of lines on standard input; lines of JSON where `frames` says what is in them."""
 
     def put(line: dict[str, Any]) -> None:
@@ -163,7 +163,7 @@ def _by_lines(session: Session, source: str, frames: str | None, fps: int | None
         put(line | {key: value[0] for key, value in pixels([image]).items()})
 
 
-def _actions(session: Session, source: str) -> Iterator[tuple[str, Any]]:
+def _actions(session: PlaySession, source: str) -> Iterator[tuple[str, Any]]:
     """Actions, and where each is from. While the next line of standard input does not come, a frame is decoded ahead.
 
     Raises RequestError.

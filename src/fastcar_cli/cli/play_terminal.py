@@ -16,7 +16,7 @@ from fastcar_cli.cli.render import Preview, console, lacking
 from fastcar_cli.errors import RequestError
 
 if TYPE_CHECKING:
-    from fastcar_cli.pipeline.session import Session
+    from fastcar_cli.pipeline.session import PlaySession
 
 ARROWS = {"\x1b[A": "w", "\x1b[B": "s", "\x1b[C": "d", "\x1b[D": "a"}
 WAYS = {"w": (1, -1), "s": (1, 1), "a": (0, -1), "d": (0, 1)}
@@ -33,7 +33,7 @@ def check_terminal() -> None:
         raise RequestError(f"--terminal: {why}", hint="fastcar play without it opens a page")
 
 
-def play_here(session: Session) -> Session:
+def play_here(session: PlaySession) -> PlaySession:
     """Play until `q`; the last session, as a reset begins another one."""
     import termios
     import tty

@@ -22,7 +22,7 @@ from fastcar_cli._version import __version__
 from fastcar_cli.demo.local import LocalHandler, LocalServer
 from fastcar_cli.demo.server import empty_results
 from fastcar_cli.errors import FastcarError, RequestError
-from fastcar_cli.pipeline.session import Session
+from fastcar_cli.pipeline.session import PlaySession
 from fastcar_cli.sweep.report.build import asset, page
 
 AWAY = 3.0
@@ -42,8 +42,8 @@ def png(image: Any) -> str:
 class Player(LocalServer):
     """The page of a session. `session` is the one that is played, `fps` frames are shown a second."""
 
-    def __init__(self, session: Session, fps: int, port: int = 0) -> None:
-        super().__init__(_Handler, port)
+    def __init__(self, session: PlaySession, fps: int, port: int = 0) -> None:
+        super().__init__(_PlayHandler, port)
         self.session, self.fps, self.paused = session, fps, False
         self._action: list[float] = [0.0] * session.size
         # The last key of a page and when it came, until a frame has followed it.
@@ -173,7 +173,7 @@ class Player(LocalServer):
         return page("fastcar play", body, scripts, data, {}, "; connect-src 'self'").encode()
 
 
-class _Handler(LocalHandler):
+class _PlayHandler(LocalHandler):
     server: Player
 
     def do_POST(self) -> None:

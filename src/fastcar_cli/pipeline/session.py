@@ -26,7 +26,7 @@ IN_MEMORY = 2**26
 """Bytes of frames that wait in memory for the video; more wait in a temporary file."""
 
 
-class Session:
+class PlaySession:
     """A world whose frames and actions are written.
 
     Attributes:
@@ -46,14 +46,16 @@ class Session:
         self._pixels = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115
         self._actions: TextIO | None = None
 
-    def again(self, *, seed: int | None = None, here: bool = False, changes: dict[str, Any] | None = None) -> Session:
+    def again(
+        self, *, seed: int | None = None, here: bool = False, changes: dict[str, Any] | None = None
+    ) -> PlaySession:
         """A new session from the first frames or, with `here`, from the newest; keys of the run may change.
 
         This one is saved. Raises RequestError, and RunError as `save`.
         """
         pipe = self.pipe.with_config(self.pipe.config.changed(changes)) if changes else self.pipe
         frames = np.stack(self.newest) if here else self.first
-        begun = Session(pipe, frames, self.world.seed if seed is None else seed, self._wanted)
+        begun = PlaySession(pipe, frames, self.world.seed if seed is None else seed, self._wanted)
         self.save()
         return begun
 
