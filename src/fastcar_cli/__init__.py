@@ -16,7 +16,7 @@ __all__ = ["Frame", "Pipeline", "RunConfig", "Video", "VideoPipeline", "__versio
 
 
 def __getattr__(name: str) -> Any:
-    # torch and pydantic are imported when they are used, not with the package.
+    # Imported on first use, because torch and pydantic take long to import.
     if name in ("Pipeline", "VideoPipeline", "Frame", "Video"):
         from fastcar_cli.pipeline import pipeline
 

@@ -1,3 +1,3 @@
-"""The version, where everything may import it without the package's own imports."""
+"""The version, importable without the rest of the package."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""The architectures that there are, a row each: a new one is a folder of `models` and a row here."""
+"""The table of architectures. A new architecture is a folder in `models` and a row here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def released(folder: Path) -> Released | None:
 
 
 def published(name: str) -> Released | None:
-    """What is known of a published model by its short name, without its files; None for any other name."""
+    """The `Released` class of a published model's short name; None for any other name."""
     specs = ((kind, kind.published_spec(name)) for kind in ARCHITECTURES)
     return next((kind(Path(name), name, spec=spec) for kind, spec in specs if spec is not None), None)
 
@@ -32,11 +32,11 @@ def architecture_of(spec: Spec) -> type[Released]:
 
 
 def spec_class(data: Any) -> type[Spec]:
-    """The class of specification that plain data are of: the one that knows most of their keys, the first of equals."""
+    """The specification class that knows most keys of plain data; the first one of equals."""
     keys = set(data) if isinstance(data, dict) else set()
     return max((kind.SPEC for kind in ARCHITECTURES), key=lambda spec: len(keys & {f.name for f in fields(spec)}))
 
 
 def spec_from_dict(data: dict[str, Any]) -> Spec:
-    """From what `Spec.to_dict` gave, after a round trip through JSON. Raises TypeError or ValueError otherwise."""
+    """The inverse of `Spec.to_dict`, also after a round trip through JSON. Raises TypeError or ValueError."""
     return spec_class(data)(**data)

@@ -29,10 +29,10 @@ from fastcar_cli.weights.tensors import Component, Progress
 
 FORMAT = "fastcar-converted"
 VERSION = 1
-"""Of the folder format and of the packing of weights; another one is refused."""
+"""Version of the folder format and of the packing of weights; fastcar refuses any other."""
 
 UNFINISHED = "conversion.json"
-"""File of a folder whose conversion is not done."""
+"""File in the folder of an unfinished conversion."""
 
 
 _WEIGHTS = ("blocks", "projector", "depth")
@@ -69,12 +69,12 @@ class Converted:
 
 
 def working_folder(folder: Path) -> Path:
-    """Where a conversion works that will become `folder`."""
+    """The working folder of a conversion to `folder`."""
     return folder.with_name(f"{folder.name}.partial")
 
 
 def names_of(network: Network) -> list[str]:
-    """Names of the tensors that a folder holds for a network; what is shared has its first name only."""
+    """Names of the tensors in the folder of a network; a shared tensor has its first name only."""
     shared = network.shared()
     return [name for name in network.state_dict() if name not in shared]
 
@@ -84,14 +84,14 @@ class ConvertedCheckpoint(Checkpoint):
 
     @classmethod
     def matches(cls, folder: Path, config: Any) -> bool:
-        """See `Checkpoint`. Raises RequestError for an unfinished one."""
+        """See `Checkpoint`. Raises RequestError for an unfinished conversion."""
         if (folder / UNFINISHED).is_file():
             raise RequestError(f"{folder} is an unfinished conversion", hint="run fastcar convert again")
         return isinstance(config, dict) and config.get("format") == FORMAT
 
     @cached_property
     def description(self) -> Converted:
-        """What config.json says. Raises RequestError naming file and key, or the version that is needed."""
+        """The content of config.json. Raises RequestError with file and key, or with the required version."""
         file, data = self.folder / "config.json", self.config
         if data.get("version") != VERSION:
             said = f"{self.folder} was converted in version {data.get('version')!r} of the format"

@@ -1,4 +1,4 @@
-"""Checkpoints on the Hugging Face hub: names, download, and what is there; cache and token are huggingface_hub's."""
+"""Checkpoints on the Hugging Face hub: names, download, cached files; cache and token are huggingface_hub's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastcar_cli.errors import FastcarError, Key, RunError, Text
 from fastcar_cli.models.cosmos import checkpoint as cosmos
 
 REVISION = "main"
-"""Branch, tag or commit where `NAME@REVISION` names none."""
+"""Branch, tag or commit if `NAME@REVISION` does not name one."""
 
 _LLAMA_2 = (
     "the weights of {name} build on LLaMA 2: its community licence and acceptable use policy hold for them "
@@ -35,7 +35,7 @@ _CONFIGS = [
 
 
 def licence(name: str, repository: str) -> str:
-    """What a user of a model of the hub should know of its terms."""
+    """A note on the terms of a model on the hub."""
     terms = _LLAMA_2 if name.startswith("vila-u") else _NVIDIA if repository.startswith("nvidia/") else _TERMS
     return terms.format(name=name, repository=repository)
 
@@ -53,7 +53,7 @@ def revision_of(name: str) -> str:
 
 @contextlib.contextmanager
 def _reaching(repository: str) -> Iterator[None]:
-    """Turn the errors of whichever client the hub library uses into RunError with a way out."""
+    """Convert the hub library's errors to RunError with a hint."""
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
@@ -75,7 +75,7 @@ def _reaching(repository: str) -> Iterator[None]:
 
 
 def _complete(folder: Path) -> bool:
-    """Whether every file that loading needs is in the folder."""
+    """Whether the folder has every file that loading needs."""
     try:
         checkpoint = released(folder)
         return checkpoint is not None and bool(checkpoint.spec) and all(f.is_file() for f in checkpoint.weight_files())
@@ -84,7 +84,7 @@ def _complete(folder: Path) -> bool:
 
 
 def _cached(repository: str, revision: str) -> Path | None:
-    """The folder of a revision in the user's cache, whatever it holds."""
+    """The folder of a revision in the user's cache, complete or not."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -94,12 +94,12 @@ def _cached(repository: str, revision: str) -> Path | None:
 
 
 def here(repository: str, revision: str = REVISION) -> bool:
-    """Whether the user's cache holds every file that loading needs."""
+    """Whether the user's cache has every file that loading needs."""
     return (cached := _cached(repository, revision)) is not None and _complete(cached)
 
 
 def fetch(repository: str, revision: str = REVISION, *, configs_only: bool = False) -> Path:
-    """Folder of a revision of a repository in the user's cache, downloaded if need be. Raises RunError."""
+    """Folder of a repository's revision in the user's cache, downloaded if missing. Raises RunError."""
     from huggingface_hub import hf_hub_download, snapshot_download, try_to_load_from_cache
 
     if repository in COSMOS.values() and not configs_only:
@@ -116,7 +116,7 @@ def fetch(repository: str, revision: str = REVISION, *, configs_only: bool = Fal
 
 
 def remote_sizes(repository: str, revision: str = REVISION) -> dict[str, int]:
-    """Sizes in bytes of the files that would be downloaded, by name. Raises RunError without a network."""
+    """Sizes in bytes of the files to download, by name. Raises RunError without a network."""
     from huggingface_hub import HfApi
 
     with _reaching(repository):

@@ -1,4 +1,4 @@
-"""What a run will need, computed from shapes before anything is loaded."""
+"""The memory that a run needs, computed from shapes before loading."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ class MemoryPlan:
 
     @property
     def needed(self) -> int:
-        """All of it together."""
+        """The total in bytes."""
         return sum(getattr(self, name) for name in _SIZES)
 
     @property
     def fits(self) -> bool:
-        """Whether it is no more than what is available."""
+        """Whether the total fits the available memory."""
         return self.needed <= self.available
 
     def arithmetic(self) -> str:
-        """The sum in words."""
+        """The sum as text."""
         said = (f"weights in {self.dtype}", "KV cache", "replay cache", "process, prompt and pixels")
         parts = zip(said, (getattr(self, name) for name in _SIZES), strict=True)
         return " + ".join(f"{gib(size)} {name}" for name, size in parts if size)
@@ -80,7 +80,7 @@ class MemoryPlan:
 
 
 def gib(size: int) -> str:
-    """A number of bytes for people."""
+    """A number of bytes as text, in GiB or MiB."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**29 else f"{size / 2**20:.1f} MiB"
 
 
@@ -93,7 +93,7 @@ def available_bytes(device: str) -> int:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Most memory held so far: of the process on a CPU, of torch's allocator on a GPU."""
+    """Peak memory so far: of the process on a CPU, of torch's allocator on a GPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if sys.platform == "win32":
@@ -150,7 +150,7 @@ def cache_bytes(spec: Spec, itemsize: int, demand: Demand) -> tuple[int, int]:
 
 
 def prefill_bytes(spec: Spec, itemsize: int, demand: Demand) -> int:
-    """Bytes that running the prompts takes at once: a few vectors of every token of theirs."""
+    """Bytes that the prefill holds at once: a few vectors per prompt token."""
     decoder = spec.decoder
     return demand.rows * demand.prompt_tokens * (2 * decoder.width + decoder.heads * decoder.head_dim) * 2 * itemsize
 
@@ -160,7 +160,7 @@ PIXEL_COPIES = 8
 
 
 def videos_that_fit(spec: Spec, wanted: int, video: Demand, itemsize: int, device: str) -> int:
-    """How many such videos to decode at once, 1 to `wanted`: caches and pixels take at most half of free memory."""
+    """How many videos to decode at once, 1 to `wanted`: caches and pixels use at most half of the free memory."""
     height, width = spec.frame_spec.size
     pixels = PIXEL_COPIES * height * width * spec.frame_spec.channels * itemsize
     one = sum(cache_bytes(spec, itemsize, video)) + pixels
@@ -168,7 +168,7 @@ def videos_that_fit(spec: Spec, wanted: int, video: Demand, itemsize: int, devic
 
 
 def make_plan(network: Network, form: WeightFormat, demand: Demand, device: str) -> MemoryPlan:
-    """The plan of one batch with weights in a format, of an empty network."""
+    """The plan of one batch with weights in a format, from an empty network."""
     spec, size = network.spec, form.floats.itemsize
     decoder, n = spec.decoder, spec.tokens_per_frame
     tokens, replaying = demand.frames * n, demand.replaying
@@ -196,7 +196,7 @@ def make_plan(network: Network, form: WeightFormat, demand: Demand, device: str)
 
 
 def default_dtype(device: str) -> str:
-    """The float dtype of a device where nobody asks for another: of a GPU what its hardware multiplies."""
+    """The default float dtype of a device; on a GPU the one that its hardware multiplies."""
     if device == "cpu":
         return "float32"
     with torch.cuda.device(torch.device(device)):
@@ -228,7 +228,7 @@ def choose_dtype(dtype: str, device: str, plans: dict[str, MemoryPlan]) -> str:
 
 @contextlib.contextmanager
 def memory_errors(way_out: Text) -> Iterator[None]:
-    """Turn errors of memory that ran out into RunError with a way out."""
+    """Convert out-of-memory errors to RunError with a hint."""
     try:
         yield
     except (MemoryError, RuntimeError) as e:

@@ -1,12 +1,12 @@
-"""Names that models have; imported without torch, so that a shell completes them at once."""
+"""Names of models; imports no torch, so that shell completion is fast."""
 
 from __future__ import annotations
 
 FROM_TEXT = ("mini", "table", "table-dense")
-"""Bundled models that make videos from prompts."""
+"""Bundled text-to-video models."""
 
 BUNDLED = (*FROM_TEXT, "mini-actions")
-"""Names of the models that come with the package."""
+"""Names of all bundled models."""
 
 IVIDEOGPT = tuple(
     f"ivideogpt-{name}"

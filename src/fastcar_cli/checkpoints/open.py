@@ -1,4 +1,4 @@
-"""The door to models on disk: a name of the package or the hub, or a folder of any format, to a `Checkpoint`."""
+"""Opens every model as a `Checkpoint`: by a bundled name, a hub name, or a folder of any format."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from fastcar_cli.system.plain_data import parse_json
 
 
 def folder_of(model: str) -> Path:
-    """The folder of a bundled name, a hub name (fetched if need be) or a path. Raises RequestError or RunError."""
+    """The folder of a bundled name, a hub name (downloaded if missing) or a path. Raises RequestError or RunError."""
     if model in BUNDLED:
         return Path(str(resources.files("fastcar_cli"))) / "assets" / model
     repository = repository_of(model)
     if repository is not None:
         return fetch(repository, revision_of(model))
-    # A text that no file can be called is no folder either.
+    # A text that can't be a file name is not a folder.
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         if (path := Path(model).expanduser()).is_dir():
             _check_files(path)
@@ -41,7 +41,7 @@ def folder_of(model: str) -> Path:
 
 
 def _check_files(folder: Path) -> None:
-    """Refuse a folder with pipes or devices, which may never end. Raises RequestError."""
+    """Refuse a folder with pipes or devices, whose reading may never end. Raises RequestError."""
     for file in (*folder.glob("*"), *folder.glob("*/*")):
         if file.exists() and not (file.is_file() or file.is_dir()):
             said = f"the model folder {folder} holds {file.relative_to(folder)}"
@@ -49,12 +49,12 @@ def _check_files(folder: Path) -> None:
 
 
 def public_name(model: str) -> bool:
-    """Whether a name means the same model on every machine: a bundled one or one of the hub, not a path."""
+    """Whether a name means the same model on every machine: a bundled or hub name, not a path."""
     return model in BUNDLED or repository_of(model) is not None
 
 
 def open_folder(folder: Path, name: str | None = None) -> Checkpoint:
-    """The checkpoint in a folder; `name` is the public name that it has. Raises RequestError for an unfinished one."""
+    """The checkpoint in a folder; `name` is its public name. Raises RequestError for an unfinished conversion."""
     try:
         config = parse_json(file_text(folder / "config.json"))
     except (OSError, ValueError):
@@ -69,7 +69,7 @@ def open_model(model: str) -> Checkpoint:
 
 
 def known(model: str) -> Checkpoint:
-    """The checkpoint as far as it is known without a download: of a hub name its published shapes."""
+    """The checkpoint without a download: for a hub name, its published shapes."""
     repository = repository_of(model)
     name = next((name for name, known in REPOSITORIES.items() if known == repository), "")
     return published(name) or open_model(model)

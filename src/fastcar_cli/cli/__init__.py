@@ -1,1 +1,1 @@
-"""The command line: one file a command. Nothing here computes; elsewhere only the build of the kernels prints."""
+"""The command line: one file per command. Nothing here computes; of the other folders only the build prints."""

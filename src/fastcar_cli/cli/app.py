@@ -1,4 +1,4 @@
-"""The `fastcar` program: its commands, and how every error ends."""
+"""The `fastcar` program: its commands and error handling."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _ends_as_stopped() -> Iterator[None]:
 
 
 class Commands(TyperGroup):
-    """The commands of this package, with names of one or two words, and those that other packages add."""
+    """The commands of this package, with names of one or two words, and the commands of plug-ins."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -150,25 +150,25 @@ def root(
 
 
 def main(program: Callable[[], object] = partial(app, prog_name="fastcar")) -> None:
-    """Run a program; every error ends in one short panel and its exit status."""
+    """Run a program; report every error in one short panel, and exit with its status."""
     # Weights in 2 MiB pages are read about a seventh faster. torch reads this before its first large allocation.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     # OpenMP's threads wait for each other spinning, which costs seconds where other processes, or a quota, want the
     # cores. OpenMP reads this when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    # rich prints nothing in 0 columns, and fills the memory with spaces in a billion.
+    # rich prints nothing in 0 columns, and runs out of memory in a billion.
     for name in ("COLUMNS", "LINES"):
         if not re.fullmatch("[0-9]{2,4}", os.environ.get(name, "80")):
             del os.environ[name]
-    # A pipe, a file or a log gets no escape sequences; rich and typer see by themselves what is a terminal.
+    # Pipes, files and logs get no escape sequences; rich and typer detect terminals themselves.
     for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "GITHUB_ACTIONS"):
         os.environ.pop(name, None)
     if sys.platform == "win32":  # pragma: no cover
-        # Consoles there may not be UTF-8; prompts may hold anything.
+        # Consoles there may not be UTF-8, but prompts may contain any character.
         sys.stderr.reconfigure(errors="replace")  # type: ignore[union-attr]
     debug = "--debug" in sys.argv
     if not debug and not sys.warnoptions:
-        # Libraries' warnings show lines of their code; what a user should know of is a note.
+        # Libraries' warnings show lines of their code; fastcar prints notes for the user instead.
         warnings.simplefilter("ignore")
     stop_on_signals()
     raise_open_files()
@@ -191,7 +191,7 @@ def main(program: Callable[[], object] = partial(app, prog_name="fastcar")) -> N
 
 
 def _check_folder() -> None:
-    """Refuse to run in a folder that was removed: a library would end the process there without a word of ours."""
+    """Refuse to run in a removed folder, where a library would end the process without a message."""
     try:
         os.getcwd()
     except OSError as e:
@@ -204,7 +204,7 @@ def _panel(message: str, hint: str | None) -> None:
 
     from fastcar_cli.cli.render import console, plain
 
-    # What a file or an option holds may be of any length.
+    # A value from a file or an option may be of any length.
     message, way_out = (t if len(t) <= 1200 else f"{t[:600]} ... {t[-600:]}" for t in (message, hint or ""))
     text = Text(plain(message))
     if way_out:

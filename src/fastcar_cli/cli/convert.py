@@ -1,4 +1,4 @@
-"""`fastcar convert`: a model to a folder of packed weights that is mapped, not read."""
+"""`fastcar convert`: quantizes a model into a folder of packed, memory-mapped weights."""
 
 from __future__ import annotations
 

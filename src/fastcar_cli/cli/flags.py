@@ -1,4 +1,4 @@
-"""What all commands share: options that would be ignored are refused, and errors speak of flags."""
+"""Shared by all commands: refuse options without effect, and name flags in errors."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fastcar_cli.system.files import spooled
 READ = ("prompts_file", "inputs", "actions", "text_embedding", "from_", "continued", "config", "fpga", "preset",
         "trace", "compare", "calibrate", "lpips_weights", "folder")  # fmt: skip
 WRITTEN = ("output", "report", "report_to", "trace_to", "save", "keep_prefill")
-"""Parameters that name files to read, and others where `~` is the user's home."""
+"""Parameters with files to read, and others in which `~` is the user's home."""
 
 OTHERS = {"overrides": "--set", "ratio": "--replay"}
-"""Flags of parameters that the configuration does not have under that name."""
+"""Flags of parameters that are not configuration keys."""
 
 
 def flag_of(parameter: str, flags: Collection[str]) -> str | None:
-    """The flag of a command with these flags for a parameter of the library; `--set KEY` where it has none."""
+    """The flag of a command for a parameter of the library; `--set KEY` if it has none."""
     from fastcar_cli.config.run_config import settings
 
     named = [s for s in settings().values() if s.key == parameter or s.key.endswith(f".{parameter}")]
@@ -39,13 +39,13 @@ def flag_of(parameter: str, flags: Collection[str]) -> str | None:
 
 
 def one_of(option: str, value: str | None, allowed: Collection[str]) -> None:
-    """Refuse a value that is given and none of these: raises RequestError."""
+    """Refuse a given value that is not allowed: raises RequestError."""
     if value is not None and value not in allowed:
         raise RequestError(f"{option} {value}: unknown", hint=f"allowed: {', '.join(allowed)}")
 
 
 def _check_length(path: Path) -> None:
-    """Refuse a name that is longer than a file system takes: pathlib's `exists` and its like raise OSError for it."""
+    """Refuse a name longer than file systems allow, for which pathlib's `exists` would raise OSError."""
     try:
         path.lstat()
     except OSError as e:
@@ -54,7 +54,7 @@ def _check_length(path: Path) -> None:
 
 
 def check_file(option: str, file: Path | None) -> None:
-    """Refuse the name of a file that can't be written: raises RequestError."""
+    """Refuse an unwritable file name: raises RequestError."""
     if file is None:
         return
     _check_length(file)
@@ -66,37 +66,37 @@ def check_file(option: str, file: Path | None) -> None:
 
 
 def check_made(option: str, folder: Path | None) -> None:
-    """Refuse the name of a folder to make where a file has it: raises RequestError."""
+    """Refuse a folder name that is a file: raises RequestError."""
     if folder is not None and folder.exists() and not folder.is_dir():
         raise RequestError(f"{option} {folder}: is a file, needed: a folder")
 
 
 _UNUSUAL = re.compile(r"(?=.*\d)(?=.*[_\u0080-\U0010ffff])[-+.,\d_eE]+")
-"""A number that Python reads and nobody means: digits in groups, or of other scripts."""
+"""Numbers that Python accepts but fastcar refuses: grouped digits, or digits of other scripts."""
 
 
 class Command(TyperCommand):
-    """A command that refuses empty values (typer takes `-o ""` as the current folder) and names flags in errors."""
+    """A command that refuses empty values (typer reads `-o ""` as the current folder) and names flags in errors."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        # Lines of a paragraph are joined: the terminal's width breaks them.
+        # The terminal's width breaks lines, so lines of a paragraph are joined.
         self.help = re.sub(r"(?<!\n)\n(?!\n)", " ", self.help or "")
         arrange(self.params)
 
     def get_help_option(self, ctx: Any) -> Any:
-        """As typer has it, in the group of the options beside it."""
+        """typer's help option, in the group of the other options."""
         option: Any = super().get_help_option(ctx)
         option.rich_help_panel = getattr(self.params[-1], "rich_help_panel", None) if self.params else None
         return option
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help, and examples below it."""
+        """Print the help, then examples."""
         super().format_help(ctx, formatter)
         typer.echo(examples(ctx.info_name), nl=False)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse an option whose value is empty: as a path it would be the current folder."""
+        """Refuse an empty value, which as a path would be the current folder."""
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
         valued = {opt: p.name for p in self.params if not getattr(p, "is_flag", True) for opt in p.opts}
@@ -115,7 +115,7 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run it; errors of the library call parameters by the flags of this command."""
+        """Run the command; errors of the library name its flags."""
         if "form" in ctx.params:
             _choose_format(ctx)
         for name, value in ctx.params.items():
@@ -131,7 +131,7 @@ class Command(TyperCommand):
 
 
 def _file(given: Any, read: bool) -> Any:
-    """What an option that names a file stands for: `~` is the user's home, a pipe that is read becomes a file."""
+    """The path of a file option: expands `~`, and copies a pipe to a file."""
     if not isinstance(given, (str, Path)):
         return given
     path = Path(os.path.expanduser(given))  # of an unknown user it stays, where pathlib's raises
@@ -141,7 +141,7 @@ def _file(given: Any, read: bool) -> Any:
 
 
 def _choose_format(ctx: typer.Context) -> None:
-    """Let results be printed as --format says, of which --json is the short form. Raises RequestError."""
+    """Apply --format, or its short form --json. Raises RequestError."""
     from fastcar_cli.cli.options import FORMATS
     from fastcar_cli.cli.render import Results
 
@@ -155,7 +155,7 @@ def _choose_format(ctx: typer.Context) -> None:
 
 
 def given(ctx: typer.Context) -> dict[str, str]:
-    """Flags of the options that the user gave, by the name of their parameter."""
+    """Flags of the given options, by parameter name."""
     return {
         p.name: p.opts[-1]
         for p in ctx.command.params
@@ -164,14 +164,14 @@ def given(ctx: typer.Context) -> dict[str, str]:
 
 
 def refuse(ctx: typer.Context, parameters: Collection[str], why: str, hint: str) -> None:
-    """Refuse what was given of these options, which would be ignored: raises RequestError."""
+    """Refuse these options, which have no effect, if given: raises RequestError."""
     for name, flag in given(ctx).items():
         if name in parameters:
             raise RequestError(f"{flag} has no effect {why}", hint=hint)
 
 
 def refuse_all_but(ctx: typer.Context, parameters: Collection[str], why: str) -> None:
-    """Refuse all options that were given but these, --format and --debug: raises RequestError, with what is allowed."""
+    """Refuse all given options except these, --format and --debug: raises RequestError with the allowed ones."""
     allowed = [p.opts[-1] for p in ctx.command.params if p.name in parameters and p.opts[-1].startswith("-")]
     others = {p.name for p in ctx.command.params if p.name} - {*parameters, "debug", "form"}
     refuse(ctx, others, why, f"allowed: {', '.join(allowed)}")

@@ -1,4 +1,4 @@
-"""`fastcar fpga rtl`: a command of the laboratory, which has the RTL that the emulator is compared with."""
+"""`fastcar fpga rtl`: implemented in `fastcar_lab`, which contains the RTL."""
 
 from __future__ import annotations
 

@@ -90,5 +90,5 @@ def arrange(params: list[Any]) -> None:
 
 
 def examples(name: str) -> str:
-    """The end of a command's help."""
+    """The examples at the end of a command's help."""
     return "\n   ".join((" Examples:\n", *EXAMPLES[name].split("\n"))) + "\n" if name in EXAMPLES else ""

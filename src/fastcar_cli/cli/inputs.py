@@ -1,4 +1,4 @@
-"""The inputs of `fastcar generate`, texts or parts of the user's clips, and what `-o` names."""
+"""The inputs of `fastcar generate` (texts or clips), and its output names."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ BUNDLED_EXAMPLES = {
     "table-dense": "a red metal ball rolls to the right and hits a blue cube",
     "mini-actions": "example.npz",
 }
-"""Examples of bundled models: a prompt, or a file of the model with frames and actions."""
+"""Examples of bundled models: a prompt, or a file in the model's folder with frames and actions."""
 
 ONE_RUN = {"trace_to", "report_to", "truth", "preview", "verbose"}
-"""Options that show one run, and nothing of a list that several runs may share."""
+"""Options that apply to a single run, not to a list that several runs may share."""
 
 _FILE = re.compile(r"\.(?:mp4|mov|mkv|webm|avi|gif|a?png|jpe?g|webp|avif|heic|npz|npy|txt)$", re.I)
 
 
 @dataclass(frozen=True)
 class Job:
-    """One video to make; `source` names the line that its prompt is from, `path` its file where known before."""
+    """One video to make; `source` is the line of its prompt, `path` its file if known in advance."""
 
     prompt: Prompt
     seed: int
@@ -56,13 +56,13 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The text in its file name."""
+        """The text for the file name."""
         return str(self.prompt) if isinstance(self.prompt, str) else Path(str(self.prompt)).stem
 
 
 @dataclass(frozen=True)
 class Given:
-    """The user's inputs, not yet read: texts with the line that each is from, clips, or an earlier video's prompt."""
+    """The user's unread inputs: texts with their lines, clips, or the prompt of an earlier video."""
 
     texts: list[tuple[str, str | None]]
     inputs: ClipFiles
@@ -71,7 +71,7 @@ class Given:
 
     @classmethod
     def of(cls, asked: GenerateOptions, run: RunConfig, recipe: dict[str, Any] | None) -> Given:
-        """What the options name; `recipe` is that of the earlier video. Raises RequestError."""
+        """The inputs that the options name; `recipe` is that of an earlier video. Raises RequestError."""
         from fastcar_cli.checkpoints.open import folder_of
         from fastcar_cli.inputs.clip import read_embedding
         from fastcar_cli.pipeline.clips import ClipFiles
@@ -98,7 +98,7 @@ class Given:
         return len(self.inputs.files or self.texts) or (self.recipe is not None)
 
     def check(self, ctx: typer.Context, run: RunConfig, spec: Spec, *, needed: bool) -> None:
-        """Raise RequestError for inputs that the model does not take, and for none where one is `needed`."""
+        """Raise RequestError for inputs of the wrong kind, and if no input is given where one is `needed`."""
         from fastcar_cli.checkpoints.names import BUNDLED
 
         if not self.inputs:
@@ -126,13 +126,13 @@ class Given:
         raise RequestError(f"no input given: the model {model!r} continues from {frames}", hint=hint)
 
     def context(self, run: RunConfig, spec: Spec) -> RunConfig:
-        """The run, continuing from one picture where that is all that every input has. Raises as `check` does."""
+        """The run, with one context frame if every input is a single image. Raises as `check` does."""
         if not self.inputs or run.generation.context is not None or 1 not in spec.contexts:
             return run
         return run.changed({"generation.context": 1}) if self.inputs.single() else run
 
     def jobs(self, pipe: VideoPipeline, seeds: Sequence[int], *, truth: bool) -> list[Job]:
-        """The videos to make, those of an input side by side. Raises RequestError, `truth` for missing frames too."""
+        """The videos to make, grouped by input. Raises RequestError, with `truth` also for missing frames."""
         if self.inputs:
             excerpts = self.inputs.read(pipe.spec, pipe.name, pipe.frames, whole=truth)
             clips = [replace(e.clip, frames=e.clip.frames[: pipe.context], text=self.embedding) for e in excerpts]
@@ -145,7 +145,7 @@ class Given:
 
 
 def is_list(ctx: typer.Context, asked: GenerateOptions) -> bool:
-    """Whether options of a list are given; refuses what contradicts them. Raises RequestError."""
+    """Whether the options ask for a list of videos. Raises RequestError for options that contradict it."""
     flags = given(ctx)
     of_list = [flags[name] for name in ("seeds", "names", "shard", "engine") if name in flags]
     if not of_list:
@@ -163,7 +163,7 @@ def is_list(ctx: typer.Context, asked: GenerateOptions) -> bool:
 
 
 def _names_file(output: str) -> bool:
-    """Whether a name has the suffix of a file and is not a folder."""
+    """Whether a name has a file's suffix and is not a folder."""
     return _FILE.search(output) is not None and not os.path.isdir(output)
 
 
@@ -193,7 +193,7 @@ def folder_for(asked: GenerateOptions, videos: int) -> Path | None:
 
 
 def _texts_of(typed: list[str], file: Path | None) -> list[tuple[str, str | None]]:
-    """Prompts of arguments, then of the file, with their lines there. Raises RequestError also for a file's name."""
+    """Prompts of the arguments, then of the file, with their lines. Raises RequestError, also for a file's name."""
     for text in typed:
         if not text.strip():
             raise RequestError("the prompt is empty", hint="describe the video in a few words")
@@ -205,7 +205,7 @@ def _texts_of(typed: list[str], file: Path | None) -> list[tuple[str, str | None
 
 
 def accepted(jobs: list[Job], pipe: VideoPipeline, keep_going: bool, say: Callable[[str], None]) -> list[Job]:
-    """The jobs whose prompt the model takes. Raises RequestError for a refused one; with `keep_going`, if all are."""
+    """The jobs with valid prompts. Raises RequestError for an invalid one; with `keep_going`, if all are invalid."""
     from fastcar_cli.inputs.prompt import first_of
 
     words = {job.prompt for job in jobs if isinstance(job.prompt, str) and job.source is None}
@@ -232,7 +232,7 @@ def accepted(jobs: list[Job], pipe: VideoPipeline, keep_going: bool, say: Callab
 
 
 def keys_of(job: Job, context: int) -> dict[str, Any]:
-    """Keys of the report on the input of a video; a recipe has neither its size nor which frames were used."""
+    """Keys of the report about a video's input; a recipe has neither its size nor its frame indices."""
     if isinstance(job.prompt, str):
         return {}
     keys: dict[str, Any] = {"name": str(job.prompt), "context": context, "frames": None, "height": None, "width": None}

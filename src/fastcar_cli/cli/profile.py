@@ -1,4 +1,4 @@
-"""`fastcar profile`: where decode time goes, and what replay can buy."""
+"""`fastcar profile`: time of a decode step by module, and the possible speedup from replay and drafts."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _number(value: float | None, digits: int = 1) -> str:
 
 
 def show(document: dict[str, Any]) -> None:
-    """Print everything the document holds."""
+    """Print the document."""
     out = Results()
     machine = document["machine"]
     threads = f", {machine['threads']} threads" if "threads" in machine else ""

@@ -1,4 +1,4 @@
-"""What people read: results on standard output, progress and notes on standard error."""
+"""Output for people: results on standard output, progress and notes on standard error."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PLAIN_SECONDS = 60.0
-"""Seconds between lines where standard error is not a terminal."""
+"""Seconds between progress lines if standard error is not a terminal."""
 
 
 def console(quiet: bool = False) -> Console:
-    """The console of everything but results. Nothing that it prints is read as markup: styles are `Text`."""
+    """The console for progress, notes and errors. It interprets no markup: styles are `Text`."""
     return Console(stderr=True, quiet=quiet, markup=False, emoji=False)
 
 
 class Results(Console):
-    """Standard output. Tables may be printed as CSV or Markdown; in a pipe they are as wide as they need."""
+    """Standard output. Tables may be printed as CSV or Markdown; in a pipe their width is unlimited."""
 
     form = "table"
-    """How tables are printed in this run of the program: as such, or as csv or md."""
+    """Format of tables in this run of the program: table, csv or md."""
 
     def __init__(self, quiet: bool = False) -> None:
         super().__init__(quiet=quiet, markup=False, emoji=False)
@@ -58,7 +58,7 @@ class Results(Console):
             self.width = shutil.get_terminal_size().columns if self.is_terminal else 10_000
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """As `Console.print`; in CSV all but tables are comments."""
+        """As `Console.print`; in CSV everything but tables is a comment."""
         if self.form == "table":
             super().print(*objects, **options)
             return
@@ -66,7 +66,7 @@ class Results(Console):
             self.file.write(_written(thing, self.form))
 
     def fact(self, name: str, value: str) -> None:
-        """Print a value that is to be copied, in a line of its own that is never cut."""
+        """Print a value for copying, uncut in a line of its own."""
         if self.form == "table":
             self.print(Text(f"{name}: {value}"), soft_wrap=True)
             return
@@ -94,7 +94,7 @@ def _written(thing: Any, form: str) -> str:
 
 
 def plain(text: str) -> str:
-    """A user's text for a terminal: without control characters, which it obeys, and pipes by their given names."""
+    """A user's text without control characters, and with pipes under their given names."""
     for copy, given in COPIES.items():
         text = text.replace(copy, given)
     return "".join(
@@ -108,7 +108,7 @@ def note(target: Console, text: str, label: str = "note") -> None:
 
 
 class _Bar(Progress):
-    """A bar in a terminal; elsewhere a plain line a minute, so that a log shows that a long run proceeds."""
+    """A progress bar in a terminal; elsewhere one plain line per minute."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class _Bar(Progress):
         return [*([] if self._above is None else [self._above]), *super().get_renderables()]
 
     def add_task(self, description: str, *args: Any, **options: Any) -> TaskID:
-        """As `Progress.add_task`; `things` are what the task counts, where they are others than the bar's."""
+        """As `Progress.add_task`; `things` is the task's unit if it differs from the bar's."""
         return super().add_task(description, *args, **{"things": self._things, **options})
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
@@ -164,7 +164,7 @@ def progress(
     clock: Callable[[], float] = time.monotonic,
     above: RenderableType | None = None,
 ) -> Progress:
-    """A bar by frame (or other things, bytes with their speed) with time left, and what is shown above it."""
+    """A progress bar in frames, bytes or other units, with the remaining time and a renderable above it."""
     done = (MofNCompleteColumn(), _words("{task.fields[things]}"), TimeElapsedColumn())
     by_byte = (DownloadColumn(binary_units=True), TransferSpeedColumn())
     left = (*(by_byte if things == "bytes" else done), _words("left"), TimeRemainingColumn())
@@ -172,7 +172,7 @@ def progress(
 
 
 def columns(title: str, *names: str, left: int = 1, caption: str | None = None) -> Table:
-    """A table with these columns, the first ones of words, which may wrap, the others of numbers."""
+    """A table with these columns: the first `left` ones for words, which may wrap, the others for numbers."""
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD)
     table.padding = (0, 1, 0, 0)
     for i, name in enumerate(names):
@@ -289,7 +289,7 @@ def lacking(console: Console) -> str | None:
 
 
 class Preview:
-    """The newest frames side by side, as many as the terminal has room for and `most`; a renderable of rich."""
+    """The newest frames side by side, at most `most` and as many as fit the terminal; a renderable of rich."""
 
     def __init__(self, most: int = MOST_FRAMES) -> None:
         self._most, self._frames = most, tuple[NDArray[np.uint8], ...]()
@@ -304,7 +304,7 @@ class Preview:
 
 
 def _strip(frames: tuple[NDArray[np.uint8], ...], width: int, height: int) -> list[Segment]:
-    """The last of these frames that fit, scaled down to one size, a space between them; two pixels a character."""
+    """The last frames that fit, scaled to one size with spaces between them; a character has two pixels."""
     import numpy as np
     from PIL import Image
 

@@ -1,4 +1,4 @@
-"""Tables of a sweep that people read."""
+"""Tables of a sweep for people."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COLUMNS = {
 
 
 def level(x: dict[str, Any]) -> str:
-    """The threshold of a line of results, or the replay ratio in its place."""
+    """The threshold of a line of results, or its replay ratio."""
     return str(Tau.read(x["tau"])) if x["ratio"] is None else f"ratio {x['ratio']:g}"
 
 
@@ -33,7 +33,7 @@ def _value(value: Any, form: str, none: str = "-") -> str:
 
 
 def show(out: Console, terminal: Console, results: dict[str, Any], folder: Path, written: list[str]) -> None:
-    """The summary with its knees, and where everything is."""
+    """The summary with its knees, and the files."""
     knees = {tuple(k[key] for key in SETTING) for k in results["knee"]}
     summary = results["summary"]
     accelerated = any(x["cycles"] is not None for x in summary)
@@ -51,7 +51,7 @@ def show(out: Console, terminal: Console, results: dict[str, Any], folder: Path,
         row |= {"right": _value(x["all_right"], ".0%")} if judged else {}
         row |= {"cycles": _value(x["cycles"], ",.0f"), "J": _value(x["energy_j"], ".3g")} if accelerated else {}
         rows.append(row)
-    # An axis with one value says nothing in a table.
+    # An axis with one value needs no column.
     axes = ("draft", "score", "window", "gate", "backend", "videos")
     single = [k for k in axes if len({row[k] for row in rows} - {"-"}) <= 1]
     table = Table(box=SIMPLE, pad_edge=False)
@@ -75,7 +75,7 @@ def show(out: Console, terminal: Console, results: dict[str, Any], folder: Path,
 
 
 def show_plan(out: Console, document: dict[str, Any]) -> None:
-    """What a sweep would do."""
+    """The plan of a sweep."""
     table = facts("nothing was written")
     plan = document["plan"]
     for key in ("prompts", "seeds"):
@@ -100,7 +100,7 @@ def show_plan(out: Console, document: dict[str, Any]) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Seconds, minutes or hours, whichever reads best."""
+    """A time in seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

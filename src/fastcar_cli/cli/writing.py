@@ -43,18 +43,18 @@ if TYPE_CHECKING:
 
 LESS: Text = ("fewer ", Key("samples"), " or prompts at once need less")
 BATCH = 8
-"""Videos of a list decoded at once, of which a kill leaves none: one of `mini` takes 0.31 s of a core, alone 0.49."""
+"""Videos of a list per batch; a kill loses a batch. A video of `mini` takes 0.31 s of a core, alone 0.49 s."""
 
 
 @dataclass
 class Written:
-    """A video that was written, at least in part, and with `truth` its frames as the model drew them."""
+    """A written video, possibly incomplete, and with `truth` its frames as the model drew them."""
 
     writer: Writer
     images: list[Any] = field(default_factory=list)
 
     def compared(self, job: Job, context: int) -> dict[str, Any]:
-        """Keys of the report on how far it is from its input's own frames; none where they are not requested."""
+        """Keys of the report with the errors against the input's frames; empty unless requested."""
         if job.excerpt is None or not self.images:
             return {}
         # A stop may fall between the two appends of a frame.
@@ -63,7 +63,7 @@ class Written:
 
 
 def load(run: RunConfig, videos: int, terminal: Any, checkpoint: Checkpoint | None = None) -> VideoPipeline:
-    """The pipeline, with a bar while a large checkpoint is read."""
+    """The pipeline, with a progress bar while a large checkpoint loads."""
     with progress(terminal, "bytes") as bar:
         task = None
 
@@ -89,7 +89,7 @@ def write(
         written: dict[int, Written] = {}
 
         def of(video: int) -> Written:
-            """A file is opened with its first frame and closed with its last: batches come one after another."""
+            """Opens a file at its first frame and closes it after its last one."""
             if video not in written:
                 recipe = pipe.recipe(jobs[video].prompt, jobs[video].seed, pipe.prompt_ids(video))
                 how: Any = {"fps": pipe.fps, "scale": pipe.config.video.scale, "recipe": recipe}
@@ -199,19 +199,19 @@ def _end(stop: KeyboardInterrupt | None, complete: bool) -> None:
 
 
 class BatchMaker:
-    """Decodes batches of jobs, each with its place in the list; an `engines.TaskWorker`."""
+    """Decodes batches of jobs, each with its index in the list; an `engines.TaskWorker`."""
 
     def __init__(self, config: RunConfig, pipe: VideoPipeline | None = None) -> None:
         self.base = pipe or VideoPipeline.from_config(config, videos=BATCH)
         self.on_step: Callable[[float], None] = lambda videos: None
-        """Receives how many videos' worth of the batch is decoded."""
+        """Receives the decoded part of the batch, in videos."""
 
     def again(self) -> Callable[[], BatchMaker]:
         """As `engines.TaskWorker` describes."""
         return partial(BatchMaker, self.base.config)
 
     def work(self, task: Sequence[tuple[int, Job]]) -> Iterator[tuple[int, Video]]:
-        """The videos of a batch, with their places in the list."""
+        """The videos of a batch, with their indices in the list."""
 
         def on_step(done: int, total: int) -> None:
             self.on_step(len(task) * done / total)
@@ -222,7 +222,7 @@ class BatchMaker:
 
 
 def named(jobs: Sequence[Job], folder: Path) -> list[Job]:
-    """The jobs with the names of their files, which depend on the whole list alone: the second of a name has a 2."""
+    """The jobs with file names, which depend on the whole list only; the second of a name gets a 2."""
     seen: Counter[Path] = Counter()
     renamed = []
     for job in jobs:
@@ -276,13 +276,13 @@ def make_list(pipe: VideoPipeline, jobs: Sequence[Job], folder: Path, asked: Gen
         for report in listed:
             replayed, speed = f"{report['replay']['ratio']:.1%}", f"{report['timing']['tokens_per_s']:.0f}"
             table.add_row(plain(report["video"]["path"]), str(report["seed"]), replayed, speed)
-        # As wide as its paths, which nothing cuts.
+        # As wide as its paths, which must not be cut.
         Results(asked.quiet).print(table, width=10_000, crop=False)
     _end(stop, len(taken) == len(part))
 
 
 def _there(jobs: Sequence[Job], pipe: VideoPipeline, force: bool) -> dict[int, dict[str, Any]]:
-    """Reports of finished videos, by place. Raises RequestError for another video, unless `force`."""
+    """Reports of finished videos, by index. Raises RequestError for another video, unless `force`."""
     reports: dict[int, dict[str, Any]] = {}
     for place, job in enumerate(jobs):
         if job.path is None or not job.path.exists():
@@ -301,11 +301,11 @@ def _there(jobs: Sequence[Job], pipe: VideoPipeline, force: bool) -> dict[int, d
 
 
 def _report(path: Path) -> dict[str, Any] | None:
-    """The report beside a video, written last; None of one that is damaged or not there."""
+    """The report beside a video, which is written last; None if damaged or missing."""
     try:
         report: dict[str, Any] = parse_json(file_text(path.with_suffix(".json")))
         report["video"]["path"] = str(path)
-        # A report without what the list prints of it is a damaged one.
+        # A report without the values that the list prints is damaged.
         float(report["replay"]["ratio"]), float(report["timing"]["tokens_per_s"]), report["seed"], report["recipe"]
         return report
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -327,7 +327,7 @@ def _make_left(
     asked: GenerateOptions,
     terminal: Any,
 ) -> None:
-    """Decode and write videos; the reports of those on disk join the others."""
+    """Decode and write videos; adds their reports to those on disk."""
     gc.freeze()
     maker, jobs, before, written = BatchMaker(pipe.config, pipe), dict(left), len(reports), 0
     with (

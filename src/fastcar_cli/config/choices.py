@@ -1,4 +1,4 @@
-"""Allowed words of settings; the configuration, errors, help texts and docs take them from here."""
+"""Allowed words of settings, for the configuration, errors, help texts and docs."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ TasDefinition = Literal["attention", "released"]
 
 
 def values(choice: Any) -> tuple[str, ...]:
-    """The words of one of these, or of one of these and None; none for another type."""
+    """The words of a Literal type, optional or not; none for other types."""
     return tuple(v for kind in (choice, *get_args(choice)) for v in get_args(kind) if isinstance(v, str))

@@ -1,4 +1,4 @@
-"""Lists in options: values with commas between them, seeds, and shards."""
+"""Lists in options: comma-separated values, seeds, and shards."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import TypeVar
 from fastcar_cli.errors import RequestError
 
 MOST = 1_000_000
-"""Videos of a list, and cells of a sweep."""
+"""Maximum videos of a list, and cells of a sweep."""
 
 T = TypeVar("T")
 
 
 def digits(text: str) -> str:
-    """A number's text; raises ValueError for digits in groups (1_000) or of other scripts, which `float` takes."""
+    """A number's text. Raises ValueError for grouped digits (1_000) and other scripts, which `float` accepts."""
     if "_" in text or not text.isascii():
         raise ValueError(text)
     return text
 
 
 def each_of(option: str, text: str, read: Callable[[str], T], what: str, allowed: str) -> tuple[T, ...]:
-    """Values of a text with commas between them. Raises RequestError for one that `read` refuses or is repeated."""
+    """Values of a comma-separated text. Raises RequestError for a value that `read` refuses, or a repeated one."""
     values: list[T] = []
     for part in (p.strip() for p in text.split(",")):
         if not part:
@@ -41,7 +41,7 @@ def each_of(option: str, text: str, read: Callable[[str], T], what: str, allowed
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Seeds of "0-3", "0,5,7" or both mixed. Raises RequestError."""
+    """Seeds of "0-3", "0,5,7" or a mixture. Raises RequestError."""
 
     def read(part: str) -> range:
         match = re.fullmatch(r"([0-9]{1,19})(?:-([0-9]{1,19}))?", part)

@@ -1,4 +1,4 @@
-"""YAML files of settings: presets that are shipped, found by name, and the user's own."""
+"""YAML files of settings: bundled presets by name, and the user's files by path."""
 
 from __future__ import annotations
 
@@ -67,29 +67,29 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping
 
 
 def parse_yaml(text: str) -> Any:
-    """Plain data of a YAML text. Raises ValueError with one line on what is wrong with it."""
+    """Plain data of a YAML text. Raises ValueError with a message of one line."""
     try:
         return yaml.load(text, Loader=_Loader)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    # Of odd scalars and keys PyYAML lets through what Python says.
+    # For some scalars and keys PyYAML passes on Python's own errors.
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as e:
         raise ValueError(" ".join(str(e).split())) from None
 
 
 def preset_folder() -> Path:
-    """Where the shipped presets are: in the package, or beside it in a source checkout."""
+    """The folder of the bundled presets: in the package, or beside it in a source checkout."""
     packaged = Path(str(resources.files("fastcar_cli"))) / "configs"
     return packaged if packaged.is_dir() else Path(__file__).resolve().parents[3] / "configs"
 
 
 def presets() -> list[str]:
-    """Names of the shipped presets."""
+    """Names of the bundled presets."""
     return sorted(p.stem for p in preset_folder().glob("*.yaml"))
 
 
 def fpga_presets() -> list[str]:
-    """Names of the shipped accelerators."""
+    """Names of the bundled accelerators."""
     return sorted(p.stem for p in (preset_folder() / "fpga").glob("*.yaml"))
 
 

@@ -39,7 +39,7 @@ from fastcar_cli.errors import Key, RequestError, Text
 
 
 class RunConfig(Section):
-    """Everything a run is decided by."""
+    """All settings of a run."""
 
     model: str = setting("table", MODELS, common=True, min_length=1)
     generation: GenerationKeys = GenerationKeys()
@@ -61,13 +61,13 @@ class RunConfig(Section):
             raise _explain(e, where) from None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that `from_dict` reads."""
+        """Plain data for `from_dict`."""
         data = self.model_dump(mode="python")
         data["replay"]["tau"] = tau_to_plain(self.replay.tau)
         return data
 
     def changed(self, keys: Mapping[str, Any]) -> RunConfig:
-        """The same with other values of some dotted keys. Raises as `from_dict` does."""
+        """A copy with other values for some dotted keys. Raises as `from_dict` does."""
         known = {_known(key, "configuration"): value for key, value in keys.items()}
         return RunConfig.from_dict(nested(flat(self.to_dict()) | known))
 
@@ -85,7 +85,7 @@ class RunConfig(Section):
 
 
 def tau_to_plain(tau: Tau) -> Any:
-    """Thresholds as a configuration file has them, where null would stand for "not given"."""
+    """Thresholds for a configuration file, in which null would mean "not given"."""
     plain = tau.plain()
     return ["off" if v is None else v for v in plain] if isinstance(plain, list) else "off" if plain is None else plain
 
@@ -93,9 +93,9 @@ def tau_to_plain(tau: Tau) -> Any:
 FILE = "fastcar.yaml"
 PREFIX = "FASTCAR_"
 OTHERS = ("FASTCAR_KERNELS_ISA", "FASTCAR_GOLDEN", "FASTCAR_GOLDEN_FRAMES", "FASTCAR_GOLDEN_LATENTS")
-"""Variables of the native kernels and the tests, not settings."""
+"""Environment variables of the native kernels and the tests, which are not settings."""
 SERVICES = re.compile(r"_SERVICE_(HOST|PORT)(_\w+)?=|_PORT_\d+_\w+=|_PORT=\w+://")
-"""Variables, with their values, that Kubernetes sets for a service whose name begins with fastcar."""
+"""Variables with values as Kubernetes sets them for a service named fastcar..."""
 
 
 @dataclass(frozen=True)
@@ -118,13 +118,13 @@ class Setting:
 
     @property
     def help(self) -> str:
-        """Its meaning with the words it may be."""
+        """Its meaning with the allowed words."""
         *others, last = self.values or ("",)
         return f"{self.meaning} ({', '.join(others)} or {last})" if others else self.meaning
 
     @property
     def variable(self) -> str:
-        """The variable of the environment that sets it: `FASTCAR_REPLAY_TAU` of `replay.tau`."""
+        """The environment variable that sets it, such as `FASTCAR_REPLAY_TAU` for `replay.tau`."""
         return PREFIX + self.key.upper().replace(".", "_")
 
 
@@ -146,10 +146,10 @@ def _settings_of(model: type[BaseModel], prefix: str) -> Iterator[Setting]:
             "the model's" if extra["by_model"] else extra["unset"] if field.default is None else str(field.default)
         )
         words = choices.values(kind)
-        # A value that is read from its text is given as a text.
+        # The command line passes text to keys that parse text.
         read = any(isinstance(m, BeforeValidator) for m in field.metadata)
         number = next((k for k in (bool, int, float) if k in (kind, *get_args(kind)) and not read), str)
-        # Such as "whole number >= 1"; limits beyond any use are left out.
+        # Such as "whole number >= 1"; very large limits are left out.
         limits = [
             (sign, getattr(m, name)) for m in field.metadata for name, sign in _LIMITS.items() if hasattr(m, name)
         ]
@@ -163,18 +163,18 @@ _LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
 class _Shown(reprlib.Repr):
-    """Representations short enough for an error, whatever was given."""
+    """Representations short enough for an error."""
 
     maxother = maxstring = 80
     maxlong = 40
 
     def repr_int(self, x: int, level: int) -> str:
-        # Numbers of thousands of digits have no text at all.
+        # Python refuses to format numbers with thousands of digits.
         return super().repr_int(x, level) if x.bit_length() < 2**12 else f"<a number of {x.bit_length()} bits>"
 
 
 def shown(value: Any) -> str:
-    """A text as it is or another value's representation, cut in the middle where it is long."""
+    """A text, or another value's representation, shortened in the middle if long."""
     text = _Shown().repr(value)
     return value if isinstance(value, str) and len(value) < _Shown.maxstring - 2 else text
 
@@ -236,21 +236,21 @@ def _known(key: str, where: Text) -> str:
 
 
 def later_wins(data: dict[str, Any], given: Collection[str]) -> None:
-    """Drop from `data` the one of `replay.tau` and `replay.ratio` whose other is among the later keys `given`."""
+    """Drop `replay.tau` or `replay.ratio` from `data` if a later layer has `given` the other one."""
     for key, other in (("replay.tau", "replay.ratio"), ("replay.ratio", "replay.tau")):
         if key in given and other not in given:
             data.pop(other, None)
 
 
 def current(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested configuration data without the sections of a file that hold no keys."""
+    """Nested configuration data without empty sections."""
     empty = {key.partition(".")[0] for key in settings() if "." in key and data.get(key.partition(".")[0], 0) is None}
     return {key: value for key, value in data.items() if key not in empty}
 
 
 @dataclass(frozen=True)
 class GivenKey:
-    """A value of a dotted key, what errors about it begin with, and where it is from, as `config --where` prints it."""
+    """A value of a dotted key, the beginning of errors about it, and its source as `config --where` prints it."""
 
     key: str
     value: Any
@@ -259,18 +259,18 @@ class GivenKey:
 
 
 Layer = list[GivenKey]
-"""Values that are given in one place; a later layer wins."""
+"""Values from one source; a later layer overrides earlier ones."""
 
 
 def file_layer(name: str, source: str) -> Layer:
-    """The values of a preset or YAML file. Raises RequestError that names it."""
+    """The values of a preset or YAML file. Raises RequestError with its name."""
     data, path = read_preset("configuration", name, presets(), preset_folder())
     RunConfig.from_dict(data, str(path))
     return [GivenKey(key, value, str(path), source) for key, value in flat(current(data)).items()]
 
 
 def value_of(text: str, where: Text) -> Any:
-    """A value that is given as YAML in one line. Raises RequestError."""
+    """A value written as YAML in one line. Raises RequestError."""
     try:
         return parse_yaml(text)
     except ValueError:
@@ -317,12 +317,12 @@ def load_config(
     flags: Mapping[str, Any] | None = None,
     below: Sequence[Layer] = (),
 ) -> RunConfig:
-    """The run alone, as `load_sources` merges it."""
+    """The run that `load_sources` merges, without the sources."""
     return load_sources(name, overrides, flags, below)[0]
 
 
 def surroundings() -> list[Layer]:
-    """What the file sets, and over it the environment. Raises RequestError for an unknown key, variable or value."""
+    """Values of fastcar.yaml, overridden by the environment. Raises RequestError for unknown keys or wrong values."""
     layers = [file_layer(FILE, FILE)] if os.path.lexists(FILE) else []
     keys = {s.variable: s.key for s in settings().values()}
     layer: Layer = []
@@ -341,7 +341,7 @@ def surroundings() -> list[Layer]:
 
 
 def notices(sources: Mapping[str, str]) -> list[str]:
-    """What to say of a run whose keys are from these `load_sources`: which of them nobody typed."""
+    """Notes on keys that the environment or fastcar.yaml has set, from the sources of `load_sources`."""
     named = {FILE: [k for k, s in sources.items() if s == FILE]}
     named["the environment"] = [k for k, s in sources.items() if s.startswith(PREFIX)]
     return [f"{source} sets {', '.join(keys)}" for source, keys in named.items() if keys]

@@ -15,7 +15,7 @@ from fastcar_cli.errors import RequestError
 
 Plain = float | str | None
 ALLOWED = "a number such as -2, 'off', or a list with one of these a layer"
-"""What `Tau.read` takes, as its errors say it."""
+"""The values that `Tau.read` accepts, for errors."""
 
 
 def _number(value: Any) -> float:
@@ -43,7 +43,7 @@ def _printed(value: float) -> str:
 
 @dataclass(frozen=True)
 class Tau:
-    """Thresholds of the decoder's layers: `values` holds one for all of them, or one a layer."""
+    """Thresholds of the decoder's layers: `values` has one for all layers, or one per layer."""
 
     values: tuple[float, ...] = (math.inf,)
 
@@ -68,7 +68,7 @@ class Tau:
         return all(v == math.inf for v in self.values)
 
     def by_layer(self, layers: int) -> tuple[float, ...]:
-        """One threshold a layer. Raises RequestError where a list has another length."""
+        """One threshold per layer. Raises RequestError for a list of another length."""
         if len(self.values) == 1:
             return self.values * layers
         if len(self.values) != layers:
@@ -77,11 +77,11 @@ class Tau:
         return self.values
 
     def plain(self) -> Plain | list[Plain]:
-        """For JSON and YAML, which `read` reads: a number, None for off, '-inf', or a list of these a layer."""
+        """For JSON and YAML, readable by `read`: a number, None for off, '-inf', or a list with one per layer."""
         return _plain(self.values[0]) if len(set(self.values)) == 1 else [_plain(v) for v in self.values]
 
     def __str__(self) -> str:
-        """For people and `--tau`, which `read` reads."""
+        """For people and `--tau`, readable by `read`."""
         return ",".join(map(_printed, dict.fromkeys(self.values) if len(set(self.values)) == 1 else self.values))
 
 
