@@ -1,7 +1,7 @@
-"""What can go wrong, by who has to act: the request (exit status 2) or the run (exit status 1).
+"""Errors: a wrong request (exit status 2) or a failed run (exit status 1).
 
-An error of the library is data: what is wrong, with which parameter, its value, where it was read and what is allowed.
-How a parameter is called is up to whoever shows the error. `RequestError("2 frames allow at most 0.5",
+An error of the library is data: the message, the parameter, its value, its source and the allowed values. The program
+that shows the error chooses the parameter's name. `RequestError("2 frames allow at most 0.5",
 key="replay.ratio", value=0.9)` reads "`replay.ratio` 0.9: 2 frames allow at most 0.5"; on the command line it begins
 with "--replay-ratio 0.9" (cli/flags.py).
 """
@@ -21,15 +21,15 @@ class Key:
 
 
 Text = str | Key | tuple["Text", ...]
-"""A text in which parameters are mentioned."""
+"""A text that may name parameters."""
 
 
 class FastcarError(Exception):
-    """Base of every error meant for the user: one sentence and, where there is one, a way out."""
+    """Base of every error for the user: one sentence, and a hint if there is one."""
 
     exit_code = 1
     name_of: Callable[[str], str] = staticmethod("`{}`".format)
-    """How a parameter is called; a command puts its flags here."""
+    """The displayed name of a parameter; a command sets its flags here."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class FastcarError(Exception):
     def __str__(self) -> str:
         parts = [self.message]
         if self.key is not None:
-            # A file has the keys of the configuration, whatever a program calls them.
+            # Files always use configuration keys.
             name = self._plain(Key(self.key)) if self.where is None else self.key
             parts.insert(0, name if self.value is None else f"{name} {self.value}")
         if self.where is not None:
@@ -62,7 +62,7 @@ class FastcarError(Exception):
 
     @property
     def hint(self) -> str | None:
-        """What is allowed, or another way out."""
+        """The allowed values, or another hint."""
         allowed = () if self.allowed is None else (("allowed: ", self.allowed),)
         ways = (*allowed, *(() if self.way_out is None else (self.way_out,)))
         return "; ".join(map(self._plain, ways)) or None

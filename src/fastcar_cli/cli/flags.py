@@ -85,7 +85,7 @@ class Command(TyperCommand):
         arrange(self.params)
 
     def get_help_option(self, ctx: Any) -> Any:
-        """typer's help option, in the group of the other options."""
+        """The help option, in the group of the other options."""
         option: Any = super().get_help_option(ctx)
         option.rich_help_panel = getattr(self.params[-1], "rich_help_panel", None) if self.params else None
         return option

@@ -1,1 +1,1 @@
-"""From a model in floats to a folder whose weights are mapped and run as they lie there: `fastcar convert`."""
+"""`fastcar convert`: quantizes a model into a folder of memory-mapped weights."""

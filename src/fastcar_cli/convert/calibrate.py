@@ -38,21 +38,21 @@ from fastcar_cli.system.plain_data import parse_json
 
 MOST_PROMPTS = 32
 _TOKENS = 256
-"""Visual tokens of a prompt, at least, in whole frames."""
+"""Minimum of visual tokens per prompt, in whole frames."""
 
 _POSITIONS = 2048
-"""Positions that the depth transformer is rounded for, at most."""
+"""Maximum of positions for rounding the depth transformer."""
 
 Read = Callable[[str], Tensor]
 """A parameter of the source by its name."""
 
 Rounded = tuple[str, Mapping[str, Tensor]]
-"""The name of a matrix, and what is stored for it."""
+"""The name of a matrix, and its stored tensors."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The prompts of a calibration. Raises RequestError where they are too many."""
+    """The prompts of a calibration. Raises RequestError for too many."""
 
     prompts: tuple[str, ...]
 
@@ -62,12 +62,12 @@ class Calibration:
 
     @property
     def description(self) -> str:
-        """What config.json says of the rounding."""
+        """The entry `rounding` of config.json."""
         digest = hashlib.sha256("\n".join(self.prompts).encode()).hexdigest()
         return f"GPTQ on {len(self.prompts)} prompts (SHA-256 {digest})"
 
     def rows(self, tokenizer: PromptReader, guided: bool) -> list[list[int]]:
-        """Token ids of the prompts, and guided as many blank ones. Raises RequestError for a prompt it can't take."""
+        """Token ids of the prompts, with guidance also of blank ones. Raises RequestError for an invalid prompt."""
         read = []
         for seed, prompt in enumerate(self.prompts):
             reading = tokenizer.read(prompt)
@@ -77,7 +77,7 @@ class Calibration:
         return read + [list(tokenizer.blank()) for _ in self.prompts if guided]
 
     def bytes_of_states(self, spec: Spec, rows: Sequence[Sequence[int]]) -> int:
-        """Bytes on disk of the states after a shard and after the one before it."""
+        """Bytes on disk of the states after two shards."""
         tokens = sum(len(row) + _frames(spec) * spec.tokens_per_frame - 1 for row in rows)
         return 2 * 4 * spec.decoder.width * tokens
 
@@ -93,13 +93,13 @@ class Calibration:
 
 
 def drawn_codes(model: LoadedModel, prompts: Sequence[str], seeds: Sequence[int], frames: int) -> Tensor:
-    """Codes int64 [P, T*N, depth] that a model draws for prompts with its own guidance and sampling."""
+    """Codes int64 [P, T*N, depth] that a model samples for prompts with its default settings."""
     decode, _ = begin(model, prompts, seeds, DecodeSettings(frames, model.defaults.sampling))
     return decode.run().codes
 
 
 def _frames(spec: Spec) -> int:
-    """Frames that are drawn of a prompt."""
+    """Frames sampled per prompt."""
     return -(-_TOKENS // spec.tokens_per_frame)
 
 
@@ -118,11 +118,11 @@ class Walk:
         self._rotary = Rotary(spec.decoder)
 
     def states(self) -> dict[str, Tensor]:
-        """All states, to be saved."""
+        """All states, for saving."""
         return {"states": torch.cat(self._states)}
 
     def restore(self, file: Path) -> None:
-        """Take states that were saved. Raises RequestError where they are damaged or not there."""
+        """Restore saved states. Raises RequestError if they are damaged or missing."""
         fed = self._codes.shape[1] - 1
         try:
             kept = load_file(str(file))["states"]
@@ -134,7 +134,7 @@ class Walk:
 
     @torch.no_grad()
     def round(self, names: Sequence[str]) -> Iterator[Rounded]:
-        """Take the tokens through the part that has these parameters, and round its matrices."""
+        """Run the tokens through the part with these parameters, and round its matrices."""
         first = names[0]
         if first.startswith("llm.layers."):
             yield from self._block(first[: first.index(".", len("llm.layers.")) + 1])
@@ -157,7 +157,7 @@ class Walk:
         run: Callable[[Tensor], Tensor],
         batches: Sequence[Tensor],
     ) -> Iterator[Rounded]:
-        """Round linear layers of a module; those of a turn share inputs. `run` takes a batch through the module."""
+        """Round linear layers of a module; layers of one turn share inputs. `run` runs a batch through the module."""
         for turn in turns:
             maps = {f"{prefix}{path}.weight": cast(nn.Linear, module.get_submodule(path)) for path in turn}
             maps = {name: linear for name, linear in maps.items() if self._form.of(name) is not None}
@@ -232,7 +232,7 @@ class Walk:
 
 
 def _through(block: Block, rotary: Rotary, x: Tensor) -> Tensor:
-    """A row float32 [tokens, width] through a decoder block."""
+    """The output of a decoder block for a row float32 [tokens, width]."""
     cos, sin = rotary(torch.arange(len(x)), x.dtype)
     return block(x[None], lambda q, k, v: attention(rotate(q, cos, sin), rotate(k, cos, sin), v))[0]
 
@@ -258,7 +258,7 @@ def _gram(linear: nn.Linear, run: Callable[[Tensor], Tensor], batches: Sequence[
 
 
 def drawn_once(file: Path, draw: Callable[[], Tensor]) -> Tensor:
-    """Codes that a file holds, or that are drawn and saved there."""
+    """Codes read from a file, or computed and saved there."""
     if file.is_file():
         try:
             return torch.tensor(parse_json(file_text(file)), dtype=torch.int64)

@@ -32,16 +32,16 @@ from fastcar_cli.weights.tensors import write_safetensors
 
 _LOCK, _PLAIN, _CODES, _STATES = ".lock", ".plain", ".codes.json", ".states"
 _MARGIN = 2**20
-"""Bytes of a folder that are not weights, at most."""
+"""Upper bound for the bytes of a folder besides weights."""
 _RESUME = "finished shards stay; the same command resumes"
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is: bytes, or videos where it draws."""
+"""Receives the current activity, the work done and the total: bytes, or videos during calibration."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a conversion made: bytes of the weights before and after, seconds, shards that were there already."""
+    """The result of a conversion: bytes of the weights before and after, seconds, shards from an earlier run."""
 
     folder: Path
     before: int
@@ -139,7 +139,7 @@ class Conversion:
         return self._source.read(name, self._shapes[name])
 
     def _stored(self, shard: str, walk: Walk | None) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
-        """Names of the parameters of a shard, and what is stored for each."""
+        """Names of a shard's parameters, and the stored tensors of each."""
         rounded: set[str] = set()
         if walk is not None:
             for name, stored in walk.round(self._shards[shard]):
@@ -150,7 +150,7 @@ class Conversion:
                 yield name, self._kept_as.stored(name, self._read(name))
 
     def _walk(self, working: Path, done: list[str], on_progress: Progress) -> Walk | None:
-        """The calibration at the first shard that is left; its visual tokens are drawn where they are not there yet."""
+        """The calibration at the first missing shard; samples its visual tokens unless an earlier run did."""
         if self._calibration is None:
             return None
         calibration, plain, spec = self._calibration, working / _PLAIN, self._spec
@@ -165,7 +165,7 @@ class Conversion:
             return calibration.draw(plain, spec, partial(on_progress, "drawing videos"))
 
         codes = drawn_once(working / _CODES, draw)
-        # The model that drew has cycles of references; while it lives, its mapped files take room on the disk.
+        # The sampling model has reference cycles; while it lives, its mapped files take room on the disk.
         gc.collect()
         shutil.rmtree(plain, ignore_errors=True)
         walk = Walk(self._kept_as, spec, self._read, self._rows, codes)
@@ -174,7 +174,7 @@ class Conversion:
         return walk
 
     def _begin(self, working: Path) -> None:
-        """Make the working folder, or see that it belongs to this conversion."""
+        """Make the working folder, or check that it belongs to this conversion."""
         try:
             working.mkdir(exist_ok=True)
             begun = next((f for f in (working / UNFINISHED, working / "config.json") if f.is_file()), None)
@@ -197,7 +197,7 @@ class Conversion:
             raise RunError(said, hint=_RESUME)
 
     def _finish(self, working: Path) -> None:
-        """Add the tokenizer and config.json, and give the folder its name."""
+        """Add the tokenizer and config.json, and rename the folder."""
         try:
             for file in self._source.checkpoint.text_files():
                 if file.is_file():
@@ -214,7 +214,7 @@ class Conversion:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a target that is there already, or that nothing can be made in: raises RequestError."""
+    """Refuse an existing target, or one without a parent folder: raises RequestError."""
     if folder.exists() or folder.is_symlink():
         raise RequestError("exists already", key="output", value=folder, hint="give another name, or move it away")
     if not folder.name or not folder.parent.is_dir():

@@ -1,4 +1,4 @@
-"""Rounding a matrix for the inputs that it meets: what rounding one column loses, the columns after it make up for.
+"""Rounds a matrix for its inputs: the next columns compensate for the error of each rounded column.
 
 GPTQ (Frantar et al. 2022, arXiv 2210.17323) in the form LDLQ (Chee et al. 2023, arXiv 2307.13304, section 3), which
 gives the same numbers from one Cholesky factor. With inputs x, G = sum x x^T = L D L^T and errors E = W' - W of a row,
@@ -19,7 +19,7 @@ _DAMPING = 0.01
 """Of the mean of G's diagonal, added to it: inputs that hardly occur are no reason for large numbers."""
 
 _BLOCK, _ROWS = 4 * GROUP, 2048
-"""Columns whose making up is worked out at once, and rows that are rounded at once."""
+"""Columns per block of compensation, and rows rounded at once."""
 
 
 def output_error(error: Tensor, gram: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def calibrated(weight: Tensor, gram: Tensor, form: Format) -> tuple[Tensor, Tens
 
 
 def _factor(gram: Tensor) -> Tensor:
-    """Lower triangular Cholesky factor of G with `_DAMPING` on its diagonal, more where it is too near singular."""
+    """Lower triangular Cholesky factor of G with `_DAMPING` on its diagonal, or more if G is nearly singular."""
     diagonal = gram.diagonal()
     kept, mean = diagonal.clone(), float(diagonal.mean())
     damping = _DAMPING * mean if mean > 0 else 1.0
@@ -65,13 +65,13 @@ def _factor(gram: Tensor) -> Tensor:
 def _made_up(
     weight: Tensor, factor: Tensor, form: Format, plain_scale: Tensor
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Rows, their integers int8 [rows, in], their scales; those of `plain_scale` where the format fits none."""
+    """Rows, their integers int8 [rows, in] and scales; `plain_scale`'s if the format fits none."""
     outputs, inputs = weight.shape
     width = form.group or GROUP
     pivots = factor.diagonal()
     for first in range(0, outputs, _ROWS):
         rows = slice(first, min(outputs, first + _ROWS))
-        # Columns lie in one piece; errors are those of the columns rounded so far.
+        # Columns are contiguous; errors are those of the columns rounded so far.
         columns = weight[rows].T.contiguous()
         errors = torch.zeros_like(columns)
         numbers = torch.empty(columns.shape, dtype=torch.int8)

@@ -1,4 +1,4 @@
-"""The model that is converted, and what its parts become."""
+"""The source model of a conversion, and the target format of its parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fastcar_cli.weights.formats import GROUP
 from fastcar_cli.weights.tensors import Weights
 
 _NARROW = 1024
-"""A narrower depth transformer stays int8 beside int4: it is small and loses most by int4 (VILA-U's is 2560 wide)."""
+"""Narrower depth transformers of int4 models stay in int8: they are small and lose most (VILA-U's width is 2560)."""
 
 
 class Source:
@@ -42,13 +42,13 @@ class Source:
         shapes = {name: tensor.shape for name, tensor in self.network.state_dict().items()}
         self._weights = Weights(checkpoint.components(self.network), shapes, finite=True)
         self.stored = self._weights.read("llm.norm.weight").dtype
-        # Bundled models run in float32 on a CPU, others in what they are published in; no CPU runs float16.
+        # Bundled models run in float32 on a CPU, others in their published dtype; no CPU runs float16.
         self.floats = torch.float32 if self.stored == torch.float32 else checkpoint.FLOATS
         weights = checkpoint.identity
         self.identity = {"name": name or spec.name, "weights": weights.weights, "commit": weights.commit}
 
     def read(self, name: str, like: Tensor) -> Tensor:
-        """A parameter with zeros up to the shape of `like`. Raises RequestError for NaN or infinite values."""
+        """A parameter padded with zeros to the shape of `like`. Raises RequestError for NaN or infinite values."""
         tensor = self._weights.read(name)
         if tensor.shape == like.shape:
             return tensor

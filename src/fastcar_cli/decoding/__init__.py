@@ -1,4 +1,4 @@
-"""The decode engine: step loop, KV cache, replay, sampling; `trace` shows what it computes on given codes."""
+"""The decode engine: step loop, KV cache, replay, sampling; `trace` returns its results for given codes."""
 
 from typing import Any
 

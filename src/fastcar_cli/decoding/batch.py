@@ -1,4 +1,4 @@
-"""One batch of videos being decoded: the parts that the engine and its executors share."""
+"""A batch of videos during decoding: the state shared by the engine and its executors."""
 
 from __future__ import annotations
 
@@ -71,19 +71,19 @@ class Step:
 
     @property
     def codes(self) -> Tensor:
-        """What was drawn, int64 [P, count, depth]."""
+        """The sampled codes, int64 [P, count, depth]."""
         return self.draws.drawn(self.inputs)
 
     @property
     def index(self) -> int:
-        """The first position, where it is the same in all videos."""
+        """The first position, if it is the same in all videos."""
         common = self.inputs.common
         assert common is not None
         return common + 1
 
 
 class MLPBackend(Protocol):
-    """Executes the MLPs of a decode step."""
+    """Computes the MLPs of a decode step."""
 
     name: str
 
@@ -92,7 +92,7 @@ class MLPBackend(Protocol):
 
 
 class TorchBackend:
-    """Runs each MLP where its weights are."""
+    """Runs each MLP on the device of its weights."""
 
     name = "torch"
 
@@ -129,7 +129,7 @@ class Observers:
     on_prompt: Callable[[int, Tensor, Tensor, Tensor], None] | None = None
 
     def prefilled(self, done: int, total: int) -> None:
-        """Report the work of the prefill."""
+        """Report the prefill's progress."""
         if self.on_prefill is not None:
             self.on_prefill(done, total)
 
@@ -215,7 +215,7 @@ class Batch:
 
     @cached_property
     def frame(self) -> int:
-        """N, tokens a frame."""
+        """N, tokens per frame."""
         return self.model.spec.tokens_per_frame
 
     @property
@@ -234,7 +234,7 @@ class Batch:
             self.observers.on_prompt(layer, keys, values, outputs)
 
     def fast_forward(self, seed: int = 0) -> None:
-        """Fill codes, keys, values and MLP outputs with random numbers, to measure passes at a context length."""
+        """Fill codes, keys, values and MLP outputs with random numbers, to time passes at a context length."""
         generator = torch.Generator(self.model.device).manual_seed(seed)
         self.draws.buffer.random_(self.model.spec.codes, generator=generator)
         self.draws.latent = None

@@ -1,4 +1,4 @@
-"""The input tokens of a pass, and how a cache takes tokens back."""
+"""The input tokens of a pass, and the restoring of caches after rejected drafts."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Inputs:
         return table[self.index(table, shift)]
 
     def __getitem__(self, i: int) -> Inputs:
-        """Input i of every video alone."""
+        """Only input i of every video."""
         return Inputs(tuple(t + i for t in self.first))
 
 
 class InputsOnDevice(Inputs):
-    """Input tokens int64 [count, P] that the host does not know."""
+    """Input tokens int64 [count, P] on the device."""
 
     def __init__(self, tokens: Tensor, rows: int) -> None:
         self.count, self.videos, self.common = *tokens.shape, None
@@ -64,7 +64,7 @@ class InputsOnDevice(Inputs):
 
 
 Restore = Callable[[Tensor, Tensor], None]
-"""Puts back what drafts overwrote: the number of each, the first draft being 0, and its row, both int64 [n]."""
+"""Restores what drafts overwrote; takes the index of each draft, from 0, and its row, both int64 [n]."""
 
 
 def snapshot(cache: Tensor, slots: Tensor) -> Restore:

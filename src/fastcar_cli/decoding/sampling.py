@@ -58,7 +58,7 @@ def distribution(
 
 
 def not_finite() -> RunError:
-    """Logits that nothing can be drawn from."""
+    """Logits that are not finite."""
     return RunError(
         "the model's logits are not finite", hint=("its weights are broken, or too large for this ", Key("dtype"))
     )
@@ -75,7 +75,7 @@ def sample(logits: Tensor, uniform: Tensor, settings: SamplingSettings, top_p: f
         return logits.argmax(-1)
     probs, order = distribution(logits, settings.temperature, settings.top_k, top_p, settings.top_p_strict)
     cumulative = running_sum(probs)
-    # Rounding may leave the last sum below 1: a draw above it takes the last entry that can be drawn.
+    # Rounding may leave the last sum below 1: larger numbers select the last possible entry.
     last = (probs > 0).sum(-1, keepdim=True) - 1
     rank = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
     return order.gather(-1, torch.minimum(rank, last))[:, 0]
@@ -84,7 +84,7 @@ def sample(logits: Tensor, uniform: Tensor, settings: SamplingSettings, top_p: f
 def drawing(seed: int, depth: int) -> Callable[[int], Tensor]:
     """The random numbers of one video from its seed alone: float32 [n, depth] of the next n tokens a call."""
     if seed >> 32:
-        # Of these torch's generator looks at the lowest 32 bits only.
+        # torch's generator uses only the lowest 32 bits of a seed.
         large = np.random.default_rng(seed)
         return lambda tokens: torch.from_numpy(large.random((tokens, depth), dtype=np.float32))
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""What the engine computes on given codes, for comparing implementations."""
+"""The engine's intermediate results for given codes, for comparing implementations."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def trace(
 
 
 def _run(decode: Decode, codes: Tensor, shown: list[int], outputs: _Outputs) -> Trace:
-    """The trace of a decode that is given these codes."""
+    """The trace of a decode with these codes."""
     spec, videos = decode.model.spec, decode.prompts.videos
     logits = torch.zeros(len(shown), spec.frame_spec.depth, videos, spec.codes)
     hidden = torch.zeros(len(shown), decode.rows, spec.decoder.width)

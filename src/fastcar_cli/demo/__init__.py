@@ -1,1 +1,1 @@
-"""`fastcar demo`: a local page that makes videos and plays them beside the map of what was replayed or drafted."""
+"""`fastcar demo`: a local page that makes videos and plays them beside a map of replayed MLPs or accepted drafts."""

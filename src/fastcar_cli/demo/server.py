@@ -30,17 +30,17 @@ Make = Callable[[dict[str, str], Callable[[int, int], None]], tuple[dict[str, An
 Line = dict[str, Any]
 
 SHOWN_SIDE = 256
-"""Frames are enlarged to about this many pixels a side."""
+"""Approximate side of enlarged frames in pixels."""
 
 
 def models() -> list[str]:
-    """Models that take a text and are on this machine."""
+    """Text-to-video models on this machine."""
     names = [*BUNDLED, *(name for name, repository in REPOSITORIES.items() if here(repository))]
     return [name for name in names if not spec_of(name).layout.context]
 
 
 class Maker:
-    """Makes one video after another and keeps the model of the last one."""
+    """Makes one video after another; caches the last model."""
 
     def __init__(self) -> None:
         self._pipe: VideoPipeline | None = None
@@ -88,23 +88,23 @@ class Maker:
 
 
 def empty_results() -> dict[str, Any]:
-    """As a video's, before there is one."""
+    """An empty document, before the first video."""
     return {"form": {}, "notes": [], "cells": [], "summary": [], "plan": {}, "model": {}, "report": {"missing": []}}
 
 
 class Left(Exception):
-    """The page that wants a video was closed."""
+    """The page that requested a video was closed."""
 
 
 class _Job:
-    """A video that a page wants: its form, the lines of the answer, and whether the page was closed."""
+    """A requested video: its form, the lines of the answer, and whether the page was closed."""
 
     def __init__(self, form: dict[str, str]) -> None:
         self.form, self.left = form, threading.Event()
         self.lines: queue.Queue[Line] = queue.Queue()
 
     def progress(self, done: int, total: int) -> None:
-        """Send the share that is done. Raises Left."""
+        """Send the finished share. Raises Left."""
         if self.left.is_set():
             raise Left
         self.lines.put({"share": done / total})
@@ -121,7 +121,7 @@ class Server(LocalServer):
         self._results, self._video = empty_results(), b""
 
     def serve(self) -> None:
-        """Answer requests until an exception, such as Ctrl-C, ends it."""
+        """Answer requests until an exception such as Ctrl-C."""
         threading.Thread(target=self.serve_forever, daemon=True).start()
         try:
             while True:

@@ -1,1 +1,1 @@
-"""Inputs of a video: prompts, lists of prompts, clips, actions; words of the bundled worlds."""
+"""Inputs of a video: prompts, prompt files, clips, actions; vocabulary of the bundled worlds."""

@@ -1,4 +1,4 @@
-"""Actions from .npz, .npy, CSV, TSV or JSON files: one row of numbers a frame."""
+"""Actions from .npz, .npy, CSV, TSV or JSON files: one row of numbers per frame."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def actions_in(path: Path, width: int, wanted: Sequence[int] | None, *, own: boo
 
 
 def has_actions(path: Path) -> bool:
-    """Whether an input is an .npz file that brings its actions."""
+    """Whether an input is an .npz file with actions."""
     if path.suffix.lower() != ".npz":
         return False
     with np.load(path, allow_pickle=False) as arrays:  # which was read before, for its frames
@@ -104,7 +104,7 @@ def _csv(text: str, what: Text, frames: int) -> list[list[float]]:
 
 
 def _json(text: str, what: Text) -> list[Any]:
-    """A list with a list of numbers a frame, bare or under the key `action`."""
+    """A list with a list of numbers per frame, at the top level or under the key `action`."""
     try:
         data = parse_json(text)
     except ValueError:
@@ -130,7 +130,7 @@ def _fit(
     frames = len(wanted)
     direct = not own and len(table) in (frames, frames - 1)
     chosen = range(frames) if direct else wanted
-    # The last frame's action is never looked at.
+    # The last frame's action is never used.
     if len(table) <= chosen[max(frames - 2, 0)]:
         need = f"{frames - 1}, one for each of {frames} frames but the last"
         raise RequestError(f"has {len(table)} rows, needed: {need}", where=what)

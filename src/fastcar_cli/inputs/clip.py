@@ -1,4 +1,4 @@
-"""The part of an input that a model is given: frames chosen, resized as it was trained, with their actions."""
+"""A model's excerpt of an input: selected frames, resized as in its training, and their actions."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Wanted:
 
     @property
     def most(self) -> int:
-        """How many frames are read, if the input has them."""
+        """The maximum number of frames to read."""
         return self.context if self.last and not self.whole else self.frames
 
     @property
     def indices(self) -> range:
-        """The frames of the input, S of them, counted from 0."""
+        """Indices of the S frames in the input, from 0."""
         start = self.start or 0
         return range(start, start + self.frames * self.step, self.step)
 
@@ -74,12 +74,12 @@ class Excerpt:
 
     @cached_property
     def frames(self) -> Image8:
-        """Its frames rounded to uint8, to be shown and compared with."""
+        """Its frames rounded to uint8, for display and comparison."""
         return np.rint(255 * self.clip.frames).astype(np.uint8)
 
 
 def read_clip(path: Path, wanted: Wanted, actions: Path | None = None, key: str | None = None) -> Excerpt:
-    """Read what a model wants of an input, with actions from their file or an .npz input. Raises RequestError."""
+    """Read a model's excerpt of an input, with actions from their file or an .npz input. Raises RequestError."""
     if actions is not None and not wanted.actions:
         said = f"the model {wanted.model!r} takes no actions"
         raise RequestError(said, key="actions", value=actions, hint="leave them out")
@@ -94,7 +94,7 @@ def read_clip(path: Path, wanted: Wanted, actions: Path | None = None, key: str 
 
 
 def _chosen(path: Path, wanted: Wanted, key: str | None) -> tuple[list[tuple[int, Pixels]], tuple[int, int], int]:
-    """The frames wanted with their numbers, as many as there are, resized; their size before; the frames counted."""
+    """The available wanted frames with their indices, resized; their original size; the number of frames."""
 
     def fit(image: Image8OrFloat) -> Pixels:
         if wanted.last:
@@ -102,7 +102,7 @@ def _chosen(path: Path, wanted: Wanted, key: str | None) -> tuple[list[tuple[int
         return resized(image[None], wanted.height, wanted.width)[0]
 
     chosen: list[tuple[int, Pixels]] = []
-    # Counted back from the last one, which is not known yet.
+    # Counted back from the last frame, whose index is not known yet.
     back = wanted.last and wanted.start is None
     ends: deque[tuple[int, Image8OrFloat]] = deque(maxlen=(wanted.most - 1) * wanted.step + 1)
     size, count = (0, 0), 0

@@ -1,4 +1,4 @@
-"""Prompts: texts, also of a list in a file, or frames and the actions between them; their token ids."""
+"""Prompts: texts, prompt files, or frames with actions; the protocol of tokenizers."""
 
 from __future__ import annotations
 
@@ -73,26 +73,26 @@ def _check_actions(name: str, actions: NDArray[np.float32] | None) -> None:
 
 
 Prompt = str | Clip | TokenisedClip
-"""A text, or the frames and actions that a model continues."""
+"""A text, or the frames and actions for a model to continue."""
 
 
 def text_of(prompt: Prompt, model: str = "the model") -> str:
-    """The text of a prompt. Raises RequestError for one that is none."""
+    """The text of a prompt. Raises RequestError for a clip."""
     if not isinstance(prompt, str):
         raise RequestError(f"{model} takes a text, not frames", hint="describe the video in a few words")
     return prompt
 
 
 MOST_NOTICES = 20
-"""Notices on prompts that are shown."""
+"""Maximum number of notices shown."""
 
 OnProgress = Callable[[int, int], None]
-"""Receives work done and all of it."""
+"""Receives the work done and the total."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Ids of a prompt, the tokens they stand for, words unknown to the tokenizer, tokens that a seed decided."""
+    """Ids of a prompt, their tokens, unknown words, and tokens chosen by the seed."""
 
     ids: tuple[int, ...]
     tokens: tuple[str, ...]
@@ -101,26 +101,26 @@ class Reading:
 
 
 class PromptReader(Protocol):
-    """What the pipeline asks of what reads a model's prompts."""
+    """Protocol of a model's tokenizer, as the pipeline uses it."""
 
     def read(self, prompt: Prompt, on_progress: OnProgress | None = None) -> Reading:
-        """Token ids of a prompt. Raises RequestError for one that the model can't take."""
+        """Token ids of a prompt. Raises RequestError for an invalid prompt."""
 
     def complete(self, reading: Reading, seed: int) -> Reading:
-        """The reading with what the prompt leaves open decided by the seed, where the model needs that."""
+        """The reading, completed by the seed where the prompt leaves something open and the model needs it."""
 
     def blank(self) -> tuple[int, ...]:
-        """Ids of the prompt that says nothing (the unconditional row)."""
+        """Ids of the blank prompt (the unconditional row)."""
 
     def conditions(self, prompts: Sequence[Prompt], frames: int) -> Tensor | None:
-        """What videos of so many frames are given beside their prompts, see `Network.added`."""
+        """Conditions of videos with this many frames, besides their prompts; see `Network.added`."""
 
     def notices(self, prompt: Prompt, model: str) -> list[str]:
-        """What a user should know before the run. Raises RequestError for a prompt that can't be drawn."""
+        """Notes for the user before the run. Raises RequestError for a prompt that the model can't draw."""
 
 
 def first_of(notices: Sequence[str]) -> list[str]:
-    """What is shown of the notices on many prompts: the first ones, and how many more there are."""
+    """The first notices on many prompts, and the number of the others."""
     more = len(notices) - MOST_NOTICES
     return [*notices] if more <= 0 else [*notices[:MOST_NOTICES], f"{more:,} more notes on prompts are not shown"]
 
@@ -137,7 +137,7 @@ def clips_of(inputs: Any, actions: Any = None) -> list[Clip]:
 
 
 class Listed(NamedTuple):
-    """The prompts of a file by their number, what it numbers, and how many entries repeat a prompt before them."""
+    """The prompts of a file by number, the unit of the numbers, and the count of repeated entries."""
 
     prompts: dict[int, str]
     unit: str
@@ -155,7 +155,7 @@ def prompts_in(file: Path, where: Text) -> Listed:
     lines = {number: line for number, line in numbered if line and not line.startswith("#")}
     if file.suffix.lower() in (".json", ".jsonl"):
         try:
-            # JSON that comes through a pipe has no suffix of its own.
+            # JSON from a pipe has no suffix.
             by_line = file.suffix.lower() == ".jsonl" or (len(lines) > 1 and all(map(_is_json, lines.values())))
             entries = [parse_json(line) for line in lines.values()] if by_line else parse_json(text)
         except ValueError as e:

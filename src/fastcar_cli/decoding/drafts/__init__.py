@@ -1,1 +1,1 @@
-"""Draft tokens and their number."""
+"""Draft tokens and the draft length."""

@@ -1,4 +1,4 @@
-"""Drafts: codes guessed for the next positions of a video, which one pass of the decoder verifies.
+"""Drafts: proposed codes for the next positions of a video, which one pass of the decoder verifies.
 
 A pass takes W input tokens of a video, its last final one and W - 1 drafts, and draws the W positions after them, each
 with its own random numbers. A draft is accepted where the draw of its position equals it; the first draw that differs
@@ -38,17 +38,17 @@ class DraftSettings:
 
     @property
     def fixed(self) -> int:
-        """W where every pass takes it if it can; 1 for `auto`, which may."""
+        """The draft length W of a fixed length; 1 for `auto`."""
         return 1 if self.kind in ("off", "auto") else self.window
 
     @property
     def slack(self) -> int:
-        """Positions after the last one that every video has room for, as a pass may reach beyond the end."""
+        """Extra positions after a video's last one, because a pass may reach beyond the end."""
         return 0 if self.kind == "off" or self.window == 1 else self.window
 
 
 class Pass(NamedTuple):
-    """A pass of the decoder: its first input token of each video, how many it took, and how many became final."""
+    """A pass of the decoder: first input token, number of inputs, and number of final tokens, per video."""
 
     first: tuple[int, ...]
     taken: int
@@ -85,7 +85,7 @@ class Drafter:
         if settings.kind == "auto":
             self._choice = windows or DraftWindow(settings.window)
             self._choice.begin(draws.tokens)
-            # The same memory: NumPy reads a few numbers in a tenth of torch's time.
+            # The same memory, since NumPy reads a few numbers ten times as fast as torch.
             self._array = draws.buffer.numpy()
         # Below these positions the codes of a video hold what the last pass drew.
         self._drawn = [0] * draws.videos
@@ -95,7 +95,7 @@ class Drafter:
         self.drafted = torch.zeros(draws.videos, draws.tokens, dtype=torch.bool)
 
     def inputs(self, most: int) -> Inputs:
-        """The inputs of the next pass, at most this many of a video; a video that has ended repeats its last token."""
+        """The inputs of the next pass, at most `most` per video; a finished video repeats its last token."""
         draws, self._drafts = self._draws, None
         least, first = min(draws.done), tuple(done - 1 for done in draws.done)
         if least < draws.known:
@@ -110,7 +110,7 @@ class Drafter:
         return Inputs(first, count)
 
     def _write(self, video: int, begin: int, end: int) -> None:
-        """Draft the positions of a video from `begin` to before `end`."""
+        """Draft the positions `begin` to `end` - 1 of a video."""
         codes, draws = self._draws.buffer[video], self._draws
         at = min(max(begin, self._drawn[video]), end) if self._carry else begin
         while at < end:
@@ -131,12 +131,12 @@ class Drafter:
         return torch.cat([self._before[:, length + begin : length + min(0, end)], codes], 1)
 
     def _back(self, position: int) -> int:
-        """Distance to the token that drafts a position: a frame; in the first frame a row, or one token."""
+        """Distance to the token that serves as a draft: a frame; in the first frame a row, or one token."""
         known = position >= self._frame or self._before is not None
         return self._frame if known else self._columns if position >= self._columns else 1
 
     def _promising(self, done: int) -> float:
-        """The share of the last final tokens that a draft would have got right, or counts as right."""
+        """The share of the last final tokens for which a draft would have been accepted."""
         begin = max(1, done - 16)
         if done - begin < 4:
             return 0.0
@@ -172,7 +172,7 @@ class Drafter:
         return accepted
 
     def report(self, video: int) -> dict[str, Any]:
-        """What drafts did for a video so far, for its JSON document."""
+        """Statistics of a video's drafts, for its JSON document."""
         own = [p for p in self.passes if p.accepted[video]]
         done = sum(p.accepted[video] for p in own)
         drafted = self.drafted[video, : done - done % self._frame].view(-1, self._frame)

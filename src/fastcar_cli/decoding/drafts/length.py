@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 FIRST, TRIAL = 4, 2
 # Passes of a length whose fastest is its cost: another program only makes passes slower.
 LATELY = 5
-# How much less an older pass counts.
+# Decay of the weight of older passes.
 FORGET = 0.04
 # Most that lengths may lose in a video, in passes of one token: a share of its tokens, but at least so many.
 STAKE, SHARE = 4.0, 0.02
@@ -42,7 +42,7 @@ class _Window:
 
 
 class DraftWindow:
-    """Chooses the windows of a decode: 1, 2, 4 and on up to `most`."""
+    """Chooses the draft lengths of a decode: powers of two up to `most`."""
 
     def __init__(self, most: int) -> None:
         self._sizes = [1 << i for i in range(most.bit_length())]
@@ -55,7 +55,7 @@ class DraftWindow:
         self._look = 0
 
     def begin(self, tokens: int) -> None:
-        """Expect the passes of another video, or batch, of so many tokens."""
+        """Start another video or batch of `tokens` tokens."""
         self._stake = max(STAKE, SHARE * tokens)
         for window in self._timed.values():
             window.passes, window.tokens = 0, 0.0
@@ -108,7 +108,7 @@ class DraftWindow:
         return seconds * one / window.one if window.one > one else seconds
 
     def _left(self) -> float:
-        """Seconds that may still be lost against passes of one token."""
+        """Seconds that trials may still cost, compared with passes of one token."""
         one = min(self._timed[1].seconds)
         left = self._stake * one
         for window in self._timed.values():
@@ -117,7 +117,7 @@ class DraftWindow:
         return left
 
     def _expected(self, size: int, promising: float) -> float:
-        """Tokens that a pass of a draft length makes final."""
+        """Expected final tokens of a pass with a draft length."""
         total, reached, right = 1.0, 1.0, promising
         for place in range(1, size):
             # A place that was seldom reached is as good as the one before it.
@@ -129,7 +129,7 @@ class DraftWindow:
         return total
 
     def _cost(self, size: int) -> float:
-        """Seconds of a pass of a draft length, timed or on the line through its neighbours."""
+        """Seconds of a pass with a draft length, measured or interpolated."""
         timed = self._timed.get(size)
         if timed is not None and timed.seconds:
             cost = self._seconds(timed)

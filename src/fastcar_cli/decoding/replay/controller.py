@@ -1,4 +1,4 @@
-"""Keeping a replay ratio without knowing tau: an online controller that moves the threshold.
+"""An online controller that adjusts the threshold to reach a replay ratio.
 
 Sixteen times a frame the controller sets tau so that the share f of the scores of the last frame lies above it:
 
@@ -55,7 +55,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Target:
-    """The ratio over all passes, and whether each layer keeps it (`layer`) or all together (`global`)."""
+    """The ratio over all passes; scope `layer`: in each layer, `global`: over all layers together."""
 
     ratio: float
     scope: str = "layer"
@@ -75,7 +75,7 @@ class Controller:
         self.target, self.frame, self.passes = target, size.frame, size.tokens - 1
         self._layers, self._videos, self._per_video = layers, videos, rows // videos
         groups = layers if target.scope == "layer" else 1
-        # MLPs decided in one step by what shares a threshold.
+        # MLPs per step that share a threshold.
         self._members = layers * self._per_video // groups
         self._max_age = max_age
         self._most = max_ratio(size.tokens // self.frame, self.frame, max_age, dense, first)
@@ -120,12 +120,12 @@ class Controller:
         return self._tau
 
     def horizon(self, t: int) -> int:
-        """How many input tokens from t on are decided by one setting of the thresholds."""
+        """How many input tokens from t on share the current thresholds."""
         since = t - self._at
         return self._every if since >= self._every else self._every - since
 
     def _possible(self, t: int, age: Tensor) -> Tensor:
-        """Replays that each place can still have from input token t on, [layers, rows, N]."""
+        """Possible further replays of each place from input token t on, [layers, rows, N]."""
         assert self._max_age is not None
         place = torch.arange(self.frame, device=age.device)
         visits = (self.passes - 1 - t - (place - t) % self.frame).div(self.frame, rounding_mode="floor") + 1
@@ -137,7 +137,7 @@ class Controller:
         return split.permute(2, 0, 1, 3).reshape(*self._done.shape, -1)
 
     def observe(self, inputs: Inputs, scores: Tensor) -> None:
-        """Remember the scores [count, layers, rows] that were compared at these inputs."""
+        """Store the scores [count, layers, rows] of these inputs."""
         by_place = self._scores.permute(2, 1, 0)
         by_place[inputs.index(by_place, ring=True)] = scores.mT
 
@@ -164,7 +164,7 @@ class Controller:
         return tau.masked_fill(share <= 0, float("inf")).masked_fill(share >= 1, float("-inf"))
 
     def taus(self, video: int) -> list[float | None]:
-        """By layer, what `--tau` would have to be for frames like the last one; None before there is one."""
+        """By layer, the `--tau` that would give this ratio in frames like the last one; None before the first."""
         if not self._seen:
             return [None] * self._layers
         tau = self._quantile(torch.full_like(self._done, self.target.ratio / self._most), 0.5)[video]

@@ -45,7 +45,7 @@ class ReplayRule:
 
     @property
     def off(self) -> bool:
-        """Whether nothing ever replays."""
+        """Whether replay is off."""
         return self.tau.off and self.target is None
 
 
@@ -61,7 +61,7 @@ def temporal_attention_score(q: Tensor, k_aligned: Tensor) -> Tensor:
 
 
 def replays(scores: Tensor, thresholds: Tensor | float) -> Tensor:
-    """Which scores replay, bool: strictly above the threshold. NaN computes, so that it shows."""
+    """Which scores replay, bool: strictly above the threshold. NaN computes, so that it stays visible."""
     return scores > thresholds
 
 
@@ -157,15 +157,15 @@ class Replay:
             self.outputs[layer, :, places] = outputs[:, -count:]
 
     def gateable(self, passes: int) -> Tensor:
-        """Which of the first input tokens may replay, bool [passes]."""
+        """Which of the first input tokens are eligible for replay, bool [passes]."""
         return self._gated[:passes].to(self.outputs.device)
 
     def reached(self, inputs: Inputs) -> bool:
-        """Whether any of the inputs may have an aligned token whose MLP output is known."""
+        """Whether any input may have an aligned token with a cached MLP output."""
         return max(inputs.first) + inputs.count > self.first
 
     def thresholds(self, inputs: Inputs) -> Tensor:
-        """What scores of the inputs must exceed, float32 [count, layers, rows]."""
+        """Thresholds for the scores of the inputs, float32 [count, layers, rows]."""
         taus = inputs.of(self._thresholds)
         if self.controller is not None:
             assert inputs.common is not None
@@ -183,11 +183,11 @@ class Replay:
         return self.frame if self.controller is None else self.controller.horizon(t)
 
     def snapshot(self, tokens: Tensor) -> Restore:
-        """The MLP outputs that input tokens int64 [drafts, rows] will overwrite."""
+        """A copy of the MLP outputs that input tokens int64 [drafts, rows] will overwrite."""
         return snapshot(self.outputs[:, :, None], tokens % self.frame)
 
     def gated(self, scores: Tensor) -> Tensor:
-        """The scores [..., rows] that are compared: each row's own, or the mean of its pair."""
+        """The scores [..., rows] to compare: each row's own, or the mean of its pair."""
         if not self.rule.pairs:
             return scores
         return scores.unflatten(-1, (2, -1)).mean(-2).repeat(*[1] * (scores.dim() - 1), 2)
@@ -245,5 +245,5 @@ class Replay:
         )
 
     def release(self) -> None:
-        """Let go of the cached outputs; decisions and scores stay."""
+        """Free the cached outputs; decisions and scores stay."""
         self.outputs = self.outputs.new_empty(0)

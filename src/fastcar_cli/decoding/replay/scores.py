@@ -113,12 +113,12 @@ def _random(state: BlockState, _: Tensor) -> Tensor:
 
 @score("oracle")
 def _oracle(state: BlockState, _: Tensor) -> Tensor:
-    """Minus |true MLP output - what a replay would take|, which is known only where the MLP is computed."""
+    """Minus |true MLP output - cached output|; requires computing the MLP."""
     return -(state.mlp(state.after).float() - state.replayable.float()).norm(dim=-1)
 
 
 class GateScorer:
-    """A score at work on one batch, with what it remembers of the last frame."""
+    """A score on one batch, with its stored values of the last frame."""
 
     def __init__(self, name: str, frame: int, first: int) -> None:
         """Tokens lie in frames of `frame`; the aligned token of `first` is the first that is known."""
@@ -126,7 +126,7 @@ class GateScorer:
         self._before: dict[tuple[int, int], Tensor] = {}
 
     def __call__(self, state: BlockState) -> Tensor:
-        """The score of every row, [rows]; NaN where the aligned token is not known. Tokens are shown in order."""
+        """The score of every row, [rows]; NaN without an aligned token. Call it for tokens in order."""
         place, remembered = (state.layer, state.t % self._frame), self._score.remembered
         before = self._before.get(place, _NOTHING)
         if remembered is not None:

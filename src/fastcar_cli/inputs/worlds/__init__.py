@@ -1,1 +1,1 @@
-"""The words of the bundled models' worlds, and where things are in them: what inference needs of a world."""
+"""Vocabulary and physics of the bundled models' worlds, as far as inference needs them."""

@@ -22,7 +22,7 @@ _AFTER_IN = ("from", "and", "then", "while")
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 OUT_OF_PLACE = "~"
 _NEAR = 0.75
-"""Likeness of words from which they are near, by difflib."""
+"""Minimum similarity of a suggested word, by difflib."""
 _OBJECT_GROUPS = 3
 """The first groups of attributes are the object's: size, color and shape; motion and background follow."""
 
@@ -62,7 +62,7 @@ class PhraseTokenizer:
             raise ValueError(f"{other!r} is not a word of its vocabulary")
 
     def to_dict(self) -> dict[str, Any]:
-        """What it is made of, as plain data: its own arguments."""
+        """Its arguments as plain data."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def read(self, prompt: Prompt, on_progress: OnProgress | None = None) -> Reading:
@@ -70,7 +70,7 @@ class PhraseTokenizer:
         return self._read(text_of(prompt))
 
     def parse(self, text: str) -> Reading:
-        """As `read`, which remembers its results."""
+        """As `read`, without its cache."""
         words = self._arranged(_words(text))
         tokens, unknown, i = list[str](), list[str](), 0
         while i < len(words):
@@ -91,7 +91,7 @@ class PhraseTokenizer:
         return Reading(self.ids_of(tokens), tuple(tokens), tuple(unknown))
 
     def _arranged(self, words: list[str]) -> list[str]:
-        """The words in the order in which they are read; one that means nothing there ends OUT_OF_PLACE."""
+        """The words in reading order; a word without meaning at its position ends OUT_OF_PLACE."""
         return words
 
     def _ends(self, words: Sequence[str], end: int) -> bool:
@@ -119,16 +119,16 @@ class PhraseTokenizer:
         return Reading(self.ids_of(tokens), tokens, reading.unknown, (*before, *after))
 
     def blank(self) -> tuple[int, ...]:
-        """Ids of the prompt that says nothing (the unconditional row)."""
+        """Ids of the blank prompt (the unconditional row)."""
         return self.ids_of(())
 
     def ids_of(self, tokens: Sequence[str]) -> tuple[int, ...]:
-        """Ids of a prompt of these tokens. Raises KeyError for one that is not of the vocabulary."""
+        """Ids of a prompt of these tokens. Raises KeyError for tokens outside the vocabulary."""
         padding = ["<pad>"] * (self.length - 2 - len(tokens))
         return tuple(self._ids[t] for t in ("<bos>", *padding, *tokens, "<vi_start>"))
 
     def notices(self, prompt: Prompt, model: str) -> list[str]:
-        """Unknown words with near ones, and attributes named twice. Raises RequestError where no word is known."""
+        """Notes on unknown words and on attributes named twice. Raises RequestError if no word is known."""
         prompt = text_of(prompt, f"the model {model!r}")
         reading = self.read(prompt)
         if not reading.tokens:
@@ -154,7 +154,7 @@ class PhraseTokenizer:
 
     def _near_words(self, word: str) -> list[str]:
         own = _letters(word)
-        # A bound of difflib's ratio that takes a hundredth of its time.
+        # An upper bound of difflib's ratio, in a hundredth of its time.
         least, half = _NEAR / 2 * len(word), _NEAR / 2
         alike = [w for w, other in self._alone.items() if len(own & other) >= least + half * len(w)]
         return difflib.get_close_matches(word, alike, n=3, cutoff=_NEAR)
@@ -168,7 +168,7 @@ def _words(text: str) -> list[str]:
 
 
 def _letters(word: str) -> frozenset[tuple[str, int]]:
-    """Each letter with how many of it come before, so that what two words share is the cut of their sets."""
+    """Each letter with its count so far, so that the intersection of two sets has the shared letters."""
     count: Counter[str] = Counter()
     numbered = set()
     for letter in word:

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 STEP = 2
-"""Grid of positions in pixels."""
+"""Pitch of the position grid in pixels."""
 SLANT, RISE = 0.6, 0.8
 """Sine and cosine of the camera's elevation: how long depth and height appear (orthographic)."""
 TURNS = 6
-"""Steps of 15 degrees after which what turns looks the same again."""
+"""Steps of 15 degrees after which a turning object looks the same."""
 GRAVITY = 4
-"""Pixels a frame squared, as seen."""
+"""Acceleration in pixels per frame squared, as seen."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Prompts of several things to token ids: what a prompt leaves open of each is drawn from the seed, its place too."""
+"""Prompts of several objects to token ids; the seed completes attributes and places that a prompt leaves open."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class PlacementTokenizer(PhraseTokenizer):
         return " ".join(said[first:] + said[:first])
 
     def _nearest(self, signature: str) -> list[str] | None:
-        """The words of the nearest signature with a placement; None where it has its own or none is near."""
+        """The words of the nearest signature with a placement; None if it has its own or none is near."""
         wanted = signature.split()
         if signature in self.layouts or "thing" not in wanted:
             return None
@@ -165,7 +165,7 @@ class PlacementTokenizer(PhraseTokenizer):
         return Reading(self.ids_of(tokens), tuple(tokens), reading.unknown, tuple(drawn.elements()))
 
     def notices(self, prompt: Prompt, model: str) -> list[str]:
-        """As its base, and what is drawn instead of a scene without placement. Raises for no or too many things."""
+        """As its base, and the replacement for a scene without placement. Raises for no or too many objects."""
         notices = super().notices(prompt, model)
         text = text_of(prompt, f"the model {model!r}")
         reading = self.read(text)
@@ -188,5 +188,5 @@ class PlacementTokenizer(PhraseTokenizer):
 
 
 def phrase_tokenizer(text: Mapping[str, Any], file: Path | str = "text") -> PhraseTokenizer:
-    """The tokenizer of what `to_dict` gave, from a file. Raises RequestError, KeyError or TypeError."""
+    """The tokenizer from the data of `to_dict`. Raises RequestError, KeyError or TypeError."""
     return checked(PlacementTokenizer if "layouts" in text else PhraseTokenizer, text, file, "text")

@@ -1,4 +1,4 @@
-"""What the token ids of a prompt say: objects, where they begin and how they move, and what is around them."""
+"""Decodes token ids of a prompt: objects, their start and motion, and their surroundings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class MapSpec:
 
 @dataclass
 class _Thing(Body):
-    """What placements say of an object, see `MapSpec`."""
+    """An object of a placement, see `MapSpec`."""
 
     shape: int = 0
     color: int = 0
@@ -55,7 +55,7 @@ class _Thing(Body):
 
 @dataclass
 class Scenery:
-    """What a prompt's placements say; no things where it has none."""
+    """The placements of a prompt; without things if it has none."""
 
     things: list[_Thing] = field(default_factory=list)
     floor: int = 0
@@ -65,7 +65,7 @@ class Scenery:
 
 
 def read_scenery(ids: Sequence[int], spec: MapSpec) -> Scenery:
-    """What the ids of a prompt say: looks come before their thing, places after it."""
+    """The placements in a prompt's ids: looks come before their thing, places after it."""
     scenery, placed = Scenery(), set()
     looks = dict.fromkeys(_LOOKS, 0)
     moves = {"across": "vx", "along": "vy", "hop": "hop", "spin": "spin", "turned": "turn"}
