@@ -23,7 +23,7 @@ def begun(run: Run, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_video_goes_on_as_the_longer_one(run: Run, begun: Path) -> None:
+def test_an_extended_video_equals_the_longer_one(run: Run, begun: Path) -> None:
     on = run("generate", "--continue", "a.mp4", "--model", "tiny", "--frames", "5", "-q", "-o", "b.mp4")
     assert on.returncode == 0, on.stderr
     long = run("generate", BALL, *ASK, "--frames", "7", "--set", "generation.context_policy=roll", "-q", "-o", "c.mp4")
@@ -41,10 +41,10 @@ def test_without_frames_it_gets_as_many_more(run: Run, begun: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (("--tau", "1"), "--tau does not go with --continue"),
-        (("--seed", "1"), "--seed does not go with --continue"),
-        (("--samples", "2"), "--samples does not go with --continue"),
-        (("--set", "sampling.top_k=3"), "does not go with --continue"),
+        (("--tau", "1"), "--tau can't be used with --continue"),
+        (("--seed", "1"), "--seed can't be used with --continue"),
+        (("--samples", "2"), "--samples can't be used with --continue"),
+        (("--set", "sampling.top_k=3"), "can't be used with --continue"),
         (("--from", "a.mp4"), "--from and --continue exclude each other"),
         ((BALL,), "has its own prompt or input"),
         (("--input", "a.mp4"), "has its own prompt or input"),
@@ -69,7 +69,7 @@ def test_a_video_without_a_recipe_is_refused(run: Run, begun: Path) -> None:
 
 
 @pytest.mark.slow
-def test_actions_go_on(run: Run, tmp_path: Path) -> None:
+def test_actions_continue(run: Run, tmp_path: Path) -> None:
     ask = ("generate", "--model", "mini-actions", "--seed", "1", "-q")
     moves = [[1, 0], [0, 1], [-1, 0], [2, 2], [0, 0], [1, 1]]
     image = np.full((64, 64, 3), 200, np.uint8)

@@ -169,7 +169,7 @@ def test_a_converted_model_on_an_accelerator_of_its_format(run: Run, tmp_path: P
     refused = run(*common, "--model", "four", "--fpga", "edge-small", "-o", "c.mp4")
     assert refused.returncode == 2
     says = " ".join(refused.stderr.replace("│", " ").split())
-    assert "--dtype int4: does not go with --fpga edge-small, whose format is float" in says and "edge-int4" in says
+    assert "--dtype int4: can't be used with --fpga edge-small, whose format is float" in says and "edge-int4" in says
 
 
 @pytest.mark.parametrize("name", ["edge-int8", "edge-int4", "u280-int4"])

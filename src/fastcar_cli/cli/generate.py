@@ -72,7 +72,7 @@ def generate(ctx: typer.Context, asked: GenerateOptions, flags: Flags) -> None:
         )
     other = [] if recipe is None else same_weights(recipe, str(asked.earlier), run.model, pipe.checkpoint.identity)
     if other and asked.continued is not None:
-        raise RequestError(other[0], hint="a video goes on with the weights that made it")
+        raise RequestError(other[0], hint="--continue needs the weights that made the video")
     for text in [*notes, *_notes_on(pipe), *other]:
         note(terminal, text)
     if listed and (asked.output is None or folder is not None):
@@ -109,7 +109,7 @@ def _settings(asked: GenerateOptions, flags: Flags) -> tuple[RunConfig, dict[str
 def _longer(
     asked: GenerateOptions, recipe: dict[str, Any], named: list[str], taken: Flags, flags: Flags
 ) -> tuple[dict[str, Any], Flags]:
-    """The recipe and the options of a video that goes on. Raises RequestError for options that would change it."""
+    """The recipe and the options of an extended video. Raises RequestError for options that would change its start."""
     from fastcar_cli.inputs.actions import read_actions
     from fastcar_cli.media import read_frames
     from fastcar_cli.pipeline.recipe import decides
@@ -120,7 +120,7 @@ def _longer(
         raise RequestError("--continue: the video has its own prompt or input", hint="leave the new one out")
     free = ("generation.frames", "generation.context_policy", "model")
     if changed := [key for key in named if decides(key) and key not in free]:
-        said = Key(changed[0]), f" does not go with --continue: {asked.continued} has its own"
+        said = Key(changed[0]), f" can't be used with --continue: {asked.continued} has its own"
         raise RequestError(said, hint="leave it out")
     begun = len(read_frames(Path(str(asked.continued))))
     more = flags.get("generation.frames") or begun

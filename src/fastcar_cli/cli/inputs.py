@@ -102,8 +102,8 @@ class Given:
         from fastcar_cli.checkpoints.names import BUNDLED
 
         if not self.inputs:
-            going_on = self.recipe is not None and given(ctx).get("continued")
-            names = ("truth", "start", "step", "key", "goal", *(() if going_on else ("actions",)))
+            continued = self.recipe is not None and given(ctx).get("continued")
+            names = ("truth", "start", "step", "key", "goal", *(() if continued else ("actions",)))
             refuse(ctx, names, "without --input", "it needs --input with frames")
         self.inputs.check()
         model = run.model

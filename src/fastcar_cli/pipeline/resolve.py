@@ -159,7 +159,7 @@ def _check_frames(name: str, spec: Spec, frames: int, rolls: bool) -> None:
         said = f"the model {name!r} makes {step} frames at once"
     else:
         said = f"the model {name!r} takes {context} as context"
-    hint = (Key("context_policy"), " roll goes on") if frames > longest else None
+    hint = (Key("context_policy"), " roll continues") if frames > longest else None
     raise RequestError(said, key="frames", value=frames, allowed=allowed, hint=hint)
 
 

@@ -70,7 +70,7 @@ class PhraseTokenizer:
         return self._read(text_of(prompt))
 
     def parse(self, text: str) -> Reading:
-        """As `read`, without its cache."""
+        """As `read`; `read` caches the result."""
         words = self._arranged(_words(text))
         tokens, unknown, i = list[str](), list[str](), 0
         while i < len(words):
