@@ -36,6 +36,8 @@ def recipe_of(
     model, preset = run.model, run.backend.preset
     settings = {k: v for k, v in flat(run.to_dict()).items() if k.startswith(_TAKEN)}
     settings["runtime.dtype"] = loaded.network.weight_format
+    if (run.generation.frames or 0) <= loaded.network.spec.continuing(run.generation.context).longest:
+        del settings["generation.context_policy"]  # nothing rolls: as recipes were before there was the key
     if not public_name(model):
         del settings["model"]
     recipe: dict[str, Any] = {"prompt": str(prompt), "seed": seed, "settings": nested(settings)}
