@@ -28,7 +28,7 @@ COMMANDS = {
     "convert": ("convert:convert", "Quantize a model into a folder that loads in a second; the same command resumes."),
     "profile": ("profile:profile", "Time a decode step by module and context length, or a whole video with --decode."),
     "sweep": ("sweep:sweep", "Measure speed and quality over thresholds, prompts and seeds; the same command resumes."),
-    "play": ("play:play", "Steer a video while it is decoded, on a local web page; the session is saved."),
+    "play": ("play:play", "Steer a video during decoding, on a local web page; fastcar saves the session."),
     "demo": ("demo:demo", "Serve a local web page that makes videos and shows their replay maps; Ctrl-C stops it."),
     "fpga": ("fpga:fpga", "Time replay decisions on an emulated FPGA accelerator; `fastcar fpga rtl` writes its RTL."),
     "fpga rtl": ("fpga_rtl:rtl", "Write the accelerator's RTL with inputs and expected results, and check it."),

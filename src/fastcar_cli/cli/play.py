@@ -37,22 +37,22 @@ def play(
     flags: Flags,
     model: str = typer.Option(DEFAULT_MODEL, help="Model that takes actions.", autocompletion=a_model),
     inputs: Path | None = typer.Option(
-        None, "--input", metavar="FILE", help="Frame to begin with: a picture or a video. [default: the model's own]"
+        None, "--input", metavar="FILE", help="First frame: an image or a video. [default: the model's example]"
     ),
     steps: str | None = typer.Option(
-        None, "--actions", metavar="FILE", help="Play without a page: a file of actions, or - for lines of JSON."
+        None, "--actions", metavar="FILE", help="Read actions from a file, or with - from standard input."
     ),
-    frames: str = typer.Option("none", "--frames", help="What --json adds to its lines: none, png or codes."),
+    frames: str = typer.Option("none", "--frames", help="Content of frames in --json: none, png or codes."),
     terminal: bool = typer.Option(False, "--terminal", help="Play in the terminal."),
     output: str | None = typer.Option(
-        None, "-o", "--output", help="File (.mp4, .gif) of the session. [default: named after the model]"
+        None, "-o", "--output", help="File (.mp4, .gif) for the session. [default: named after the model]"
     ),
-    port: int = typer.Option(0, min=0, max=65535, help="Port of the page; 0 takes any free one."),
-    no_browser: bool = typer.Option(False, "--no-browser", help="Print the page's address only."),
+    port: int = typer.Option(0, min=0, max=65535, help="Port of the page; 0 selects a free one."),
+    no_browser: bool = typer.Option(False, "--no-browser", help="Print the address without opening a browser."),
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Steer a video while it is decoded, on a local web page; the session is saved."""
+    """Steer a video during decoding, on a local web page; fastcar saves the session."""
     from fastcar_cli.demo.play import Player
 
     one_of("--frames", frames, FRAMES)
@@ -77,7 +77,7 @@ def play(
             player = Player(session, session.pipe.fps, port)
             typer.echo(player.url)
             sys.stdout.flush()
-            # Elsewhere the browser could be one of text, which takes the terminal.
+            # Without a display the browser may be a text browser, which would take the terminal.
             shown = sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
             if not no_browser and shown:
                 webbrowser.open(player.url)
@@ -98,7 +98,7 @@ def play(
 
 
 def _session(model: str, flags: Flags, file: Path | None, output: str | None, quiet: bool) -> PlaySession:
-    """A session that has not begun; everything that can be refused is refused before weights are read."""
+    """A new session. Raises RequestError before it reads weights."""
     from fastcar_cli.checkpoints.open import folder_of, known
     from fastcar_cli.cli import writing
     from fastcar_cli.config.run_config import load_sources, surroundings
@@ -196,7 +196,7 @@ def _actions(session: PlaySession, source: str) -> Iterator[tuple[str, Any]]:
 
 
 def _read(reader: TextIO, lines: queue.Queue[str]) -> None:
-    """All lines, then an empty one."""
+    """Queue all lines, then an empty one."""
     for line in reader:
         lines.put(line)
     lines.put("")

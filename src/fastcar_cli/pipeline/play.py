@@ -64,7 +64,7 @@ class World:
                 f"the model {model.name!r} takes no actions", hint="play a model that does: table-actions"
             )
         if settings.rule.target is not None:
-            raise RequestError("does not go with play", key="replay.ratio", hint="give a threshold: tau")
+            raise RequestError("can't be used with play", key="replay.ratio", hint="give a threshold: tau")
         frames = frames[None] if frames.ndim == 3 else frames
         first = np.concatenate([frames[:1].repeat(max(0, context - len(frames)), 0), frames])[:context]
         self.actions = [np.zeros(spec.conditions, np.float32) for _ in range(context - 1)]
