@@ -69,7 +69,10 @@ def open_container(path: Path) -> Iterator[Any]:
 
     with path.open("rb") as stream:
         try:
-            container = av.open(_Nameless(stream), metadata_errors="replace")
+            # PyAV 19 reads text that is not UTF-8 without being asked to.
+            old = int(av.__version__.partition(".")[0]) < 19
+            options: dict[str, Any] = {"metadata_errors": "replace"} if old else {}
+            container = av.open(_Nameless(stream), **options)
         except av.FFmpegError as e:
             raise OSError(str(e)) from None
         with container:
