@@ -1,4 +1,4 @@
-"""Video and image files: frames and recipes read from them and written to them, and image metrics."""
+"""Reads and writes videos and images with their recipes; image metrics."""
 
 from fastcar_cli.media.reader import frames_of, read_frames, read_recipe
 from fastcar_cli.media.writer import Writer, check_target, default_name, open_writer

@@ -1,4 +1,4 @@
-"""Decodes videos as players show them: the right stream, turned upright, on a white ground, in sRGB."""
+"""Decodes videos as players show them: the default stream, upright, in sRGB, on a white background."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fastcar_cli.errors import Key, RequestError
 Image8 = NDArray[np.uint8]
 
 GROUND = (255, 255, 255, 255)
-"""What shows through transparent pixels: white, as on a page."""
+"""The background of transparent pixels: white, as on a page."""
 
 _WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
-"""Decoders with transparency; FFmpeg's own have none."""
+"""Decoders that support transparency, unlike FFmpeg's own."""
 
 _HDR = (16, 18)
 """Transfer functions of HDR videos, PQ and HLG, as FFmpeg numbers them."""
@@ -32,7 +32,7 @@ _SAVE = "save it as JPEG or PNG"
 
 
 def on_ground(image: Image.Image) -> Image8:
-    """An image as uint8 [H, W, 3] in sRGB, with transparent pixels on the ground."""
+    """An image as uint8 [H, W, 3] in sRGB, with transparent pixels on the background."""
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         whole = _in_srgb(image.convert("RGBA"))
         image = Image.alpha_composite(Image.new("RGBA", whole.size, GROUND), whole)
@@ -56,7 +56,7 @@ def _in_srgb(image: Image.Image) -> Image.Image:
 
 
 class _Nameless:
-    """A file without its name, by which FFmpeg would guess its format (text as a drawing of letters)."""
+    """A file without its name, from which FFmpeg would guess a format (text as a drawing of letters)."""
 
     def __init__(self, stream: Any) -> None:
         self.read, self.seek, self.tell, self.close = stream.read, stream.seek, stream.tell, stream.close
@@ -80,14 +80,14 @@ def open_container(path: Path) -> Iterator[Any]:
 
 
 def in_hdr(path: Path) -> bool:
-    """Whether an image is in HDR, which Pillow does not report; False for files that PyAV can't open."""
+    """Whether an image is HDR, which Pillow does not report; False for files that PyAV can't open."""
     with suppress(OSError), open_container(path) as container:
         return any(s.codec_context is not None and s.codec_context.color_trc in _HDR for s in container.streams.video)
     return False
 
 
 def video_frames(path: Path) -> Iterator[Image8]:
-    """The frames of a video in order, uint8 [H, W, 3]. Raises RequestError, at the frame where it shows."""
+    """The frames of a video in order, uint8 [H, W, 3]. Raises RequestError at the first damaged frame."""
     from av.error import DecoderNotFoundError, FFmpegError
 
     index = -1
@@ -115,7 +115,7 @@ def _damaged(path: Path, how: str, whole: int) -> RequestError:
 
 
 def _shown_stream(container: Any, path: Path) -> Any:
-    """The default stream, without covers. Raises RequestError for HEIF, of which PyAV shows single tiles."""
+    """The default stream, ignoring covers. Raises RequestError for HEIF, for which PyAV returns single tiles."""
     from av.stream import Disposition
 
     streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
@@ -129,11 +129,11 @@ def _shown_stream(container: Any, path: Path) -> Any:
 
 
 def _decoded(container: Any, stream: Any) -> Iterator[Any]:
-    """The frames of a stream. Raises FFmpegError for packets that are not complete."""
+    """The frames of a stream. Raises FFmpegError for incomplete packets."""
     from av import CodecContext
     from av.error import DecoderNotFoundError, FFmpegError, InvalidDataError
 
-    # Not in threads by frame, which swallow the decoder's errors.
+    # No frame threads, which hide the decoder's errors.
     decoder: Any = stream.codec_context
     if decoder is None:
         raise DecoderNotFoundError(0, "no decoder")
@@ -148,14 +148,14 @@ def _decoded(container: Any, stream: Any) -> Iterator[Any]:
                 raise InvalidDataError(0, "data are missing")
             yield from decoder.decode(packet)
     except FFmpegError:
-        # Frames that the decoder holds back for their order come before the fault.
+        # Frames that the decoder reorders come before the fault.
         with suppress(FFmpegError):
             yield from decoder.decode(None)
         raise
 
 
 def _as_shown(frame: Any, aspect: Any, path: Path) -> Image8:
-    """Square pixels in sRGB, with the display matrix applied and transparent ones on the ground."""
+    """Square pixels in sRGB, with the display matrix applied and transparent ones on the background."""
     import av
 
     if frame.interlaced_frame:

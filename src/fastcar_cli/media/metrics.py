@@ -1,4 +1,4 @@
-"""How far one video is from another, on decoded uint8 frames: PSNR, SSIM, MS-SSIM, LPIPS and the temporal error.
+"""Compares two videos on decoded uint8 frames: PSNR, SSIM, MS-SSIM, LPIPS and the temporal error.
 
 MS-SSIM is torchmetrics'; PSNR and SSIM equal scikit-image's to 1e-9. torchmetrics' SSIM has another variance.
 """
@@ -25,7 +25,7 @@ Images = NDArray[np.uint8]
 """Frames [T, H, W, 3]."""
 
 SSIM_WINDOW = 7
-"""Side of SSIM's window in pixels, all of which weigh the same (scikit-image's default)."""
+"""Side of SSIM's uniform window in pixels (scikit-image's default)."""
 
 GAUSS = 11
 """Side of MS-SSIM's window in pixels (sigma 1.5)."""
@@ -35,7 +35,7 @@ _MS_WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
 
 
 def psnr_of(mean_squared_error: float) -> float | None:
-    """PSNR in dB of 8-bit pixels; None for no error (infinite)."""
+    """PSNR in dB of 8-bit pixels; None without error (infinite)."""
     return None if mean_squared_error == 0 else 10 * math.log10(255.0**2 / mean_squared_error)
 
 
@@ -64,14 +64,14 @@ def ssim(video: Images, reference: Images) -> list[float]:
 
 
 def _window_sums(images: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Sums over the windows that lie in frames [T, H, W, 3], exactly."""
+    """Exact sums over all windows inside frames [T, H, W, 3]."""
     sums = np.pad(images.cumsum(1).cumsum(2), ((0, 0), (1, 0), (1, 0), (0, 0)))
     rows = sums[:, SSIM_WINDOW:] - sums[:, :-SSIM_WINDOW]
     return rows[:, :, SSIM_WINDOW:] - rows[:, :, :-SSIM_WINDOW]
 
 
 def scales_of(side: int) -> int:
-    """How many of MS-SSIM's five scales torchmetrics allows for frames of this shorter side; 0 where none."""
+    """How many of MS-SSIM's five scales torchmetrics allows for frames with this shorter side."""
     return max((n for n in range(1, 6) if side // max(2 ** (n - 1), (n - 1) ** 2) >= GAUSS), default=0)
 
 
@@ -145,7 +145,7 @@ def load_lpips(file: Path) -> Callable[[Images, Images], list[float]]:
     except Exception as e:  # whatever a damaged or foreign file does to the unpickler
         said = f"is not a state dict of AlexNet or VGG16: {why_unread(e)}"
         raise RequestError(said, key="lpips_weights", value=file) from None
-    # The package announces itself on standard output, where only results may be.
+    # The package prints a line to standard output, which is for results only.
     with contextlib.redirect_stdout(io.StringIO()), open(os.devnull, "w") as null, contextlib.redirect_stderr(null):
         network = package.LPIPS(net=kind, pretrained=True, pnet_rand=True, verbose=False).eval()
     backbone = network.net.state_dict()

@@ -24,7 +24,7 @@ from fastcar_cli.system.plain_data import parse_json
 
 Image8 = NDArray[np.uint8]
 Image8OrFloat = Image8 | NDArray[np.float32]
-"""Arrays of floats keep their numbers, 0 .. 255."""
+"""uint8, or floats in 0 .. 255."""
 
 IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".avif", ".heic", ".heif")
 """Suffixes of the images in a folder; other files are ignored."""
@@ -41,7 +41,7 @@ ARRAYS = (".npz", ".npy")
 """Suffixes of arrays of frames or actions."""
 
 _KEY = "image"
-"""Of the frames in the files of iVideoGPT."""
+"""Key of the frames in iVideoGPT's files."""
 
 _SIDE = 2**14
 
@@ -52,7 +52,7 @@ def read_frames(path: Path) -> NDArray[Any]:
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """The recipe that a video carries. Raises RequestError where there is none."""
+    """The recipe in a video. Raises RequestError if it has none."""
     try:
         if path.is_dir():
             text = file_text(path / "recipe.json")
@@ -72,7 +72,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, Image.DecompressionBombError):
         raise RequestError(f"{path} has no fastcar recipe") from None
     if isinstance(recipe, dict):
-        # What generate writes beside many videos is a report that holds it.
+        # The JSON sidecar of a video contains its recipe.
         recipe = recipe.get("recipe", recipe)
     kinds = {"prompt": str, "seed": int, "settings": dict}
     if not isinstance(recipe, dict) or not all(isinstance(recipe.get(k), kind) for k, kind in kinds.items()):
@@ -174,7 +174,7 @@ def _learn() -> None:
 
 
 def _rgb(image: Image.Image, file: Path) -> Image8:
-    """Pixels as viewers show them: turned as the camera says, on a ground, in RGB."""
+    """Pixels as viewers show them: rotated by the camera's tag, on the background, in RGB."""
     if image.mode.startswith(("I", "F")):
         raise _refused(file, "has more than 8 bits per colour", "save it with 8 bits per colour")
     if max(image.size) > _SIDE:

@@ -1,4 +1,4 @@
-"""Frames and the recipe to an MP4 (H.264), GIF or folder of PNGs: a hidden file that is renamed when it is whole."""
+"""Writes frames and the recipe to an MP4 (H.264), GIF or folder of PNGs, under a hidden name until complete."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Image8 = NDArray[np.uint8]
 SUFFIXES = (".mp4", ".gif")
 """Suffixes of files; a name without suffix is a folder of PNGs."""
 MOST_GIF_FPS = 50
-"""A GIF counts in hundredths of a second, and viewers show frames of one hundredth far slower."""
+"""A GIF counts in hundredths of a second, and viewers slow down frames of one hundredth."""
 
 
 def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> None:
@@ -127,7 +127,7 @@ class Writer:
             self.frames += 1
 
     def close(self) -> None:
-        """Finish the file and give it its name; without a frame it leaves no file."""
+        """Finish the file and give it its name; without frames there is no file."""
         if not self.frames:
             self.abort()
         if self._done:
@@ -195,7 +195,7 @@ class _Mp4Writer(_FileWriter):
         flags = {"movflags": "+faststart+use_metadata_tags"}
         self._container: Any = av.open(self._file, "w", format="mp4", options=flags)
         self._container.metadata["comment"] = json.dumps(self.recipe)
-        # With other options and threads, x264 may code the same frames differently.
+        # x264's output depends on options and threads.
         options = {"crf": "16", "preset": "medium", "x264-params": "cpu-independent=1"}
         self._stream: Any = self._container.add_stream("libx264", self.fps, options=options)
         self._stream.pix_fmt = "yuv420p"
@@ -253,7 +253,7 @@ class _GifWriter(_FileWriter):
         strip = Image.new("RGB", (size[0], size[1] * len(self._images)))
         for i, image in enumerate(self._images):
             strip.paste(image, (0, i * size[1]))
-        # Few colours stay as they are. Of many, median cut would give nearly all to a large ground.
+        # With few colours all are exact. With many, median cut would spend nearly all on a large background.
         method = Image.Quantize.FASTOCTREE if strip.getcolors(256) is None else Image.Quantize.MEDIANCUT
         palette = strip.quantize(256, method, dither=Image.Dither.NONE)
         frames = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in self._images]
@@ -262,10 +262,10 @@ class _GifWriter(_FileWriter):
             file.writelines(header)
             before = None
             for i, image in enumerate(frames):
-                # Of a frame that is equal to the one before, the first pixel.
+                # For a frame equal to the previous one, only the first pixel.
                 changed = None if before is None else ImageChops.difference(before, image).getbbox() or (0, 0, 1, 1)
                 box = changed or (0, 0, *size)
-                # In hundredths of a second, so that the video ends when it should.
+                # In hundredths of a second, so that the total duration is right.
                 delay = round(100 * (i + 1) / self.fps) - round(100 * i / self.fps)
                 file.writelines(getdata(image.crop(box), box[:2], duration=10 * delay))
                 before = image

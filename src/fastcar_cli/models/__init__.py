@@ -13,7 +13,7 @@ def __getattr__(name: str) -> Any:
 
         return importlib.import_module("fastcar_cli.checkpoints.open").load
     if name == "dummy":
-        # It left for another package; scripts look for it here.
+        # Moved to another package; scripts still import it from here.
         from importlib.metadata import entry_points
 
         for entry in entry_points(group="fastcar.models", name=name):

@@ -1,4 +1,4 @@
-"""A model on disk: what a run asks of a folder, whatever its format, and what loading returns."""
+"""A model on disk: the interface of a folder of any format, and of a loaded model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NetworkT = TypeVar("NetworkT", bound=Network)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LOADABLE = (*DTYPES, "int8")
-"""Weight formats that a model in floats can be loaded in."""
+"""Weight formats for loading a model in floats."""
 
 _IDENTIFYING = (".safetensors", ".bin", ".json", ".model")
 
@@ -46,7 +46,7 @@ def loading_format(name: str, floats: torch.dtype = torch.float32, depth: str | 
 
 
 def no_such_dtype(dtype: str, allowed: Collection[str]) -> RequestError:
-    """The error of a weight format that a model can't be run in."""
+    """The error for an unsupported weight format."""
     if len(allowed) == 1:
         said = f"the model is converted, its weights are {', '.join(allowed)}"
         hint = "leave it out; fastcar convert makes other formats from the model it was converted from"
@@ -59,14 +59,14 @@ def no_such_dtype(dtype: str, allowed: Collection[str]) -> RequestError:
 
 @checked_dataclass(frozen=True, config=WHOLE)
 class GenerationDefaults(SamplingSettings):
-    """What `generate` uses where the user says nothing: how codes are drawn, and the forms of the replay rule."""
+    """Defaults of `generate`: sampling, and the variants of the replay rule."""
 
     tas: str = "attention"
     gate: str = "row"
 
     @property
     def sampling(self) -> SamplingSettings:
-        """How codes are drawn."""
+        """Sampling of codes."""
         return SamplingSettings(**{field.name: getattr(self, field.name) for field in fields(SamplingSettings)})
 
 
@@ -82,27 +82,27 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class Identity:
-    """Which weights a name stood for: a digest of the files, and the commit of those from the hub."""
+    """Identity of the weights: a digest of the files, and the commit of those from the hub."""
 
     weights: str
     commit: str | None
 
 
 def empty_network(spec: Spec) -> Network:
-    """The modules of a specification without memory for their weights (on the meta device)."""
+    """The network of a specification on the meta device, without memory for weights."""
     with torch.device("meta"):
         return spec.network()
 
 
 def ready(network: NetworkT, device: torch.device) -> NetworkT:
-    """The network, filled with weights on a device, as generation uses it."""
+    """The network with its weights on a device, in evaluation mode."""
     network.llm.rotary.to(device)
     return network.eval().requires_grad_(False)
 
 
 @contextlib.contextmanager
 def _foreign(folder: Path) -> Iterator[None]:
-    """Refuse what a stranger's files make Python and torch raise: sizes that no network has, parts that don't fit."""
+    """Refuse files that make Python or torch raise: impossible sizes, parts that don't fit."""
     require_proc()
     try:
         yield
@@ -135,52 +135,52 @@ class Checkpoint(ABC):
     @classmethod
     @abstractmethod
     def matches(cls, folder: Path, config: Any) -> bool:
-        """Whether a folder, with this content of its config.json, looks like one of this format."""
+        """Whether a folder with this content of config.json has this format."""
 
     @abstractmethod
     def read_spec(self) -> Spec:
-        """The specification that the files describe. Raises RequestError naming file and key."""
+        """The specification in the files. Raises RequestError with file and key."""
 
     @property
     @abstractmethod
     def defaults(self) -> GenerationDefaults:
-        """How the model wants to be used. Raises RequestError naming file and key."""
+        """The model's defaults. Raises RequestError with file and key."""
 
     @abstractmethod
     def weight_files(self) -> list[Path]:
-        """The files of weights; they need not exist. Raises RequestError where none can be named."""
+        """The weight files, which need not exist. Raises RequestError if their names are unknown."""
 
     @abstractmethod
     def components(self, network: Network) -> list[Component]:
-        """Which keys of which files are which parameters of a network."""
+        """The mapping from keys of files to parameters of a network."""
 
     @abstractmethod
     def reader(self, network: Network) -> PromptReader:
-        """What reads the prompts of its network. Raises RequestError naming a file that is damaged."""
+        """The tokenizer of its network. Raises RequestError with the name of a damaged file."""
 
     @cached_property
     def spec(self) -> Spec:
-        """The specification. Raises RequestError naming file and key."""
+        """The specification. Raises RequestError with file and key."""
         with _foreign(self.folder):
             return self._published or self.read_spec()
 
     @property
     def formats(self) -> dict[str, WeightFormat]:
-        """The formats that it can be loaded in, by name."""
+        """Formats for loading, by name."""
         return {name: loading_format(name, self.FLOATS, self.DEPTH) for name in LOADABLE}
 
     @property
     def text(self) -> Mapping[str, Any] | None:
-        """The vocabulary of a tokenizer of phrases; None of a model that has none."""
+        """The vocabulary of a phrase tokenizer; None for other models."""
         return None
 
     def text_files(self) -> tuple[Path, ...]:
-        """Files of a text tokenizer, which a converted folder gets a copy of."""
+        """Files of a text tokenizer, which `fastcar convert` copies."""
         return ()
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The folders whose files decide what the model is."""
+        """The folders with the model's files."""
         return (self.folder,)
 
     @cached_property
@@ -208,7 +208,7 @@ class Checkpoint(ABC):
                         digest.update(f.read(4096))
             except OSError as e:
                 raise RequestError(f"{file} can't be read: {e.strerror}") from None
-        # The hub's cache names the folder of a snapshot after its commit.
+        # In the hub's cache a snapshot's folder is named after its commit.
         return Identity(digest.hexdigest(), self.folder.name if self.folder.parent.name == "snapshots" else None)
 
     def load(
@@ -245,7 +245,7 @@ class Checkpoint(ABC):
     def _weights(
         self, network: Network, form: NetworkFormat, device: torch.device, progress: Progress | None
     ) -> dict[str, Tensor]:
-        """The tensors of an empty network, whose linear layers become those of the format."""
+        """The tensors of an empty network, with linear layers of the format."""
         parts, wanted = self.components(network), network.state_dict()
         weights = fill(parts, wanted, form.float_of, device, progress, form.stored, finite=self.FINITE)
         form.use()
@@ -270,7 +270,7 @@ class Released(Checkpoint):
 
     @staticmethod
     def reader_of(network: Network, folder: Path) -> PromptReader:
-        """What reads the prompts of such a network, here clips; a text tokenizer's files are in `folder`."""
+        """The tokenizer of such a network, here for clips; a text tokenizer's files are in `folder`."""
         assert isinstance(network, FramesNetwork)
         return ClipReader(network)
 

@@ -1,4 +1,4 @@
-"""Clips as prompts of networks that continue frames: their ids, and what is given beside them."""
+"""Clips as prompts of frame models: their ids and conditions."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class ClipReader:
 
     def __init__(self, network: FramesNetwork) -> None:
         self._network = network
-        # Samples of a clip, and the cells of a sweep, have one clip, whose frames may take long to encode.
+        # Samples of a clip and cells of a sweep share a clip, and encoding its frames may take long.
         self._encoded: WeakKeyDictionary[Clip, tuple[int, ...]] = WeakKeyDictionary()
 
     def _checked(self, prompt: Prompt) -> Clip | TokenisedClip:
-        """The prompt. Raises RequestError for a text alone, and for frames, ids, actions or a text that don't fit."""
+        """The prompt. Raises RequestError for a text alone, and for frames, ids, actions or texts that don't fit."""
         spec, model = self._network.spec, f"the model {self._network.spec.name!r}"
         if isinstance(prompt, str):
             counts = " or ".join(map(str, spec.contexts)) or f"at least {spec.layout.context}"
@@ -43,7 +43,7 @@ class ClipReader:
         spec, layout = self._network.spec, self._network.spec.layout
         if isinstance(prompt, TokenisedClip):
             lengths = [spec.continuing(count).layout.prompt for count in spec.contexts or (None,)]
-            # A prefix may hold ids of the table that no frame has.
+            # A prefix may contain ids that no frame has.
             most = [spec.decoder.vocab if t < (layout.prefix or 0) else spec.codes for t in range(len(prompt.ids))]
             if len(prompt.ids) not in lengths or not all(0 <= i < n for i, n in zip(prompt.ids, most, strict=True)):
                 needed = f"{' or '.join(map(str, lengths))} ids from 0 to {spec.codes - 1}"
@@ -59,7 +59,7 @@ class ClipReader:
             raise RequestError(f"{prompt.name}: {count} frames, {model} continues from {layout.context}")
 
     def _check_numbers(self, prompt: Clip | TokenisedClip, model: str) -> None:
-        """Refuse actions and vectors of a text that don't fit. Raises RequestError."""
+        """Refuse actions and text embeddings that don't fit. Raises RequestError."""
         spec = self._network.spec
         for what, each, given, width, example in (
             ("actions", "frame", prompt.actions, spec.conditions, (Key("actions"), " moves.csv")),
@@ -81,7 +81,7 @@ class ClipReader:
         return tuple(self._network.encode(pixels[None], on_progress)[0].tolist())
 
     def read(self, prompt: Prompt, on_progress: OnProgress | None = None) -> Reading:
-        """The prompt's ids. Raises RequestError for one that the model can't take."""
+        """The prompt's ids. Raises RequestError for an invalid prompt."""
         clip = self._checked(prompt)
         if isinstance(clip, TokenisedClip):
             return Reading(clip.ids, (), ())
@@ -96,15 +96,15 @@ class ClipReader:
         return [*self._ids(clip, None)][self._network.spec.layout.prompt :]
 
     def complete(self, reading: Reading, seed: int) -> Reading:
-        """The reading as it is: frames leave nothing to a draw."""
+        """The reading unchanged, since frames leave nothing open."""
         return reading
 
     def blank(self) -> tuple[int, ...]:
-        """Refused: without guidance there is no empty prompt."""
+        """Raises RequestError, since there is no blank prompt without guidance."""
         raise RequestError(f"the model {self._network.spec.name!r} has no guidance", key="cfg", allowed="1")
 
     def notices(self, prompt: Prompt, model: str) -> list[str]:
-        """That the first frame is unlike those of the training, where these are known. Raises as `read` does."""
+        """A note if the first frame differs from the training frames, where those are known. Raises as `read` does."""
         clip = self._checked(prompt)
         if self.familiar is None or isinstance(clip, TokenisedClip):
             return []

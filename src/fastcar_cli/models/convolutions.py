@@ -1,4 +1,4 @@
-"""Blocks of convolutional autoencoders, under the names that they have in each model's checkpoints."""
+"""Blocks of convolutional autoencoders, with the parameter names of each model's checkpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Stack(nn.Module):
-    """Modules that run one after another, each under its path in checkpoints, such as `resnets.0`."""
+    """Modules in sequence, each named by its path in checkpoints, such as `resnets.0`."""
 
     def __init__(self, parts: Mapping[str, nn.Module]) -> None:
         super().__init__()
@@ -22,19 +22,19 @@ class Stack(nn.Module):
             (self.get_submodule(group) if index else self).add_module(index or group, part)
 
     def forward(self, x: Tensor, *others: Any) -> Tensor:
-        """What the last module gives; every module gets the others too."""
+        """The last module's output; every module also gets `others`."""
         for path in self.paths:
             x = self.get_submodule(path)(x, *others)
         return x
 
 
 def norm(channels: int, groups: int) -> nn.GroupNorm:
-    """As autoencoders of this family have it."""
+    """GroupNorm with the constants of this family of autoencoders."""
     return nn.GroupNorm(groups, channels, eps=1e-6)
 
 
 def conv(width_in: int, width_out: int) -> nn.Conv2d:
-    """3 x 3, with zeros around the feature map."""
+    """A 3 x 3 convolution, padded with zeros."""
     return nn.Conv2d(width_in, width_out, 3, padding=1)
 
 

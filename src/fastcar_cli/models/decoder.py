@@ -21,13 +21,13 @@ MOST_RECENT = 256
 
 
 def recent(frame: int) -> int:
-    """Tokens before the current one that stay floats where older keys and values are int8: a frame, or the most."""
+    """Previous tokens whose keys and values stay in floats with an int8 cache: a frame, or the maximum."""
     return min(frame, MOST_RECENT)
 
 
 @dataclass(frozen=True, config=WHOLE)
 class Axes:
-    """Places of tokens in frame, row and column: `lead` tokens at the first place, then rasters of `grid`.
+    """Places of tokens in frame, row and column: a prefix of `lead` tokens at the first place, then rasters of `grid`.
     `grown_from` are the extents that the model first learned, whose frequencies YaRN stretches; empty: it does not.
     """
 
@@ -118,7 +118,7 @@ class DecoderSpec:
 
 
 def table(rows: int, width: int) -> nn.Embedding:
-    """An embedding table [rows, width] whose values are not set.
+    """An embedding table [rows, width] without initialised values.
     `nn.Embedding`'s own on the meta device would import torch's compiler, which takes longer than loading `mini`.
     """
     return nn.Embedding(rows, width, _weight=torch.empty(rows, width))
@@ -155,7 +155,7 @@ class Rotary(nn.Module):
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
-        # Never on the meta device: no checkpoint holds it.
+        # Never on the meta device, since no checkpoint contains it.
         exponent = torch.arange(0, spec.head_dim, 2, dtype=torch.float32, device="cpu") / spec.head_dim
         frequencies = spec.rope_theta**-exponent
         if spec.rope_periods:
@@ -190,7 +190,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Absolute(nn.Module):
-    """Sines and cosines of frame, row and column, of d, h and h numbers, that every block's input has added."""
+    """Sines and cosines of frame, row and column, of d, h and h numbers, added to the input of every block."""
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class Absolute(nn.Module):
         self._widths = spec.width - 2 * side, side, side
 
     def forward(self, index: Tensor, dtype: torch.dtype) -> Tensor:
-        """Tokens [...] to what they have added [..., width], rounded to bfloat16; 0 of those of the lead."""
+        """Tokens [...] to their added vectors [..., width], rounded to bfloat16; 0 for the prefix."""
         parts = []
         for place, width in zip(self._axes.of(index).double().unbind(-1), self._widths, strict=True):
             angle = place[..., None] * 10000.0 ** -(torch.arange(width // 2, device=index.device).double() * 2 / width)
@@ -264,11 +264,11 @@ KV = tuple[Tensor, Tensor]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q [rows, heads, S, d] and k, v [rows, kv_heads, S, d] before rotation to the heads' outputs [rows, heads, S, d]."""
 Branch = Callable[[Tensor], Tensor]
-"""What an MLP branch adds to the residual stream, both [rows, S, width]."""
+"""The MLP branch's addition to the residual stream, both [rows, S, width]."""
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP with residuals. Where keys and values come from is the caller's."""
+    """Pre-norm attention and MLP with residuals. The caller provides keys and values."""
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
@@ -292,7 +292,7 @@ class Block(nn.Module):
         return x + (mlp or self.mlp_branch)(x)
 
     def mlp_branch(self, x: Tensor) -> Tensor:
-        """What the MLP adds to the residual x [..., width]: mlp(norm(x))."""
+        """The MLP's addition to the residual x [..., width]: mlp(norm(x))."""
         return self.mlp(self.post_attention_layernorm(x))
 
 

@@ -91,7 +91,7 @@ class DepthTransformer(nn.Module):
         self.in_mlp_1 = nn.Linear(spec.code_width, spec.width)
         self.in_mlp_2 = nn.Linear(spec.hidden, spec.width)
         self.pos_emb_d = nn.Parameter(torch.zeros(1, spec.depth, spec.width))
-        # Under the name that released checkpoints use.
+        # Named as in released checkpoints.
         self.head_transformer = nn.ModuleDict({"blocks": nn.ModuleList(DepthBlock(spec) for _ in range(spec.blocks))})
         self.classifier_mlp = Classifier(spec)
 

@@ -1,4 +1,4 @@
-"""What every model is to the engine: a decoder, how its tokens lie in a sequence, how codes are drawn and shown.
+"""The engine's view of a model: decoder, layout of tokens, sampling of codes, decoding of frames.
 What differs between architectures is data, so that the engine never asks for a model's name.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """How the tokens of a video lie in a sequence.
+    """The order of a video's tokens in the sequence.
 
     Attributes:
         stride: N, tokens a frame; the token aligned with token t is t - N. Token 0 is the first after the prompt.
@@ -52,22 +52,22 @@ class Layout:
 
     @property
     def prompt(self) -> int | None:
-        """Tokens of a prompt; None where they differ from prompt to prompt."""
+        """Tokens of a prompt; None if they differ between prompts."""
         return None if self.prefix is None else self.prefix + self.prompt_frames * self.stride
 
     def aligned(self, prompt: int) -> int:
-        """Tokens at the end of a prompt of this length that lie as those of frames do."""
+        """Tokens at the end of a prompt of this length that have the layout of frames."""
         return 0 if self.prefix is None else prompt - self.prefix
 
     def fixed(self, tokens: int) -> list[int | None]:
-        """By token, the id that is not drawn; None for the others."""
+        """By token, its given id; None for sampled tokens."""
         given = (t % self.stride in self.delimiters and not (self.delimiters_sampled and t) for t in range(tokens))
         return [self.delimiter if is_given else None for is_given in given]
 
 
 @dataclass(frozen=True)
 class SamplingWeights:
-    """How many weights sampling the codes of a position takes.
+    """Weights that sampling the codes of a position reads.
 
     `heads` are read for all depths together by the layers that give logits, `transformer` by what comes before them;
     `stored` are all of them once. `projector` lie between code vectors and the decoder's input.
@@ -81,7 +81,7 @@ class SamplingWeights:
 
 @dataclass(frozen=True)
 class FrameSpec:
-    """What frames are made of.
+    """The codes and sizes of frames.
 
     A position has `depth` codes, each one of `codes`, whose vectors are `code_width` wide; a frame has `grid` rows and
     columns of them, delimiters left out, and (height, width) pixels in `size`. `channels` are those of the widest
@@ -119,12 +119,12 @@ class Spec(ABC):
 
     @property
     def conditions(self) -> int:
-        """Numbers a frame that a video is given beside its prompt, such as actions; 0: none."""
+        """Numbers per frame that condition a video besides its prompt, such as actions; 0: none."""
         return 0
 
     @property
     def contexts(self) -> tuple[int, ...]:
-        """Frames that a video may continue from, the last of an input; empty: `Layout.context`, the first ones."""
+        """Allowed numbers of context frames, the last of an input; empty: `Layout.context`, the first ones."""
         return ()
 
     @property
@@ -144,21 +144,21 @@ class Spec(ABC):
 
     @property
     def pixel_bytes(self) -> int:
-        """Bytes that a video's pixel decoder holds between frames and works in; 0 where they are a few frames."""
+        """Bytes of a video's pixel decoder between and during frames; 0 if they are a few frames."""
         return 0
 
     @property
     def sampling_weights(self) -> SamplingWeights:
-        """Weights that sampling codes takes; here those of a linear layer from hidden states to logits."""
+        """Weights for sampling codes; here those of a linear layer from hidden states to logits."""
         head = self.codes * self.decoder.width
         return SamplingWeights(transformer=0, heads=head, stored=head)
 
     def frames_of(self, latents: int) -> int:
-        """Frames that the first so many latent frames of a video stand for."""
+        """Frames in a video's first `latents` latent frames."""
         return latents and 1 + (latents - 1) * self.frame_spec.per_latent
 
     def continuing(self, frames: int | None) -> Self:
-        """The same model, continuing from so many frames; None: from as many as it prefers. Raises RequestError."""
+        """The same model with this number of context frames; None: its own. Raises RequestError."""
         own = self.frames_of(self.layout.context)
         if frames in (None, own):
             return self
@@ -166,7 +166,7 @@ class Spec(ABC):
         raise RequestError(said, key="context", value=frames, allowed=f"{own}")
 
     def sized(self, size: tuple[int, int] | None) -> Self:
-        """The same model making frames of (height, width) pixels; None: of its own size. Raises RequestError."""
+        """The same model with frames of (height, width) pixels; None: its own size. Raises RequestError."""
         if size in (None, self.frame_spec.size):
             return self
         height, width = self.frame_spec.size
@@ -175,13 +175,13 @@ class Spec(ABC):
 
     @property
     def longest(self) -> int:
-        """Most frames that there are positions for, context included."""
+        """Maximum number of frames by the model's positions, context included."""
         layout = self.layout
         return layout.context + (self.decoder.max_positions - 1 - (layout.prefix or 0)) // layout.stride
 
     @abstractmethod
     def network(self) -> Network:
-        """Its modules, weights not set."""
+        """Its modules, without weights."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for config.json."""
@@ -216,7 +216,7 @@ class FrameDecoder(Protocol):
 
 
 class Network(nn.Module, ABC):
-    """The networks of a model; the engine drives its parts.
+    """The networks of a model, which the engine calls part by part.
     `depth` draws the codes of a position one after another; without it a position has one code, of `lm_head`'s logits.
     """
 
@@ -254,35 +254,35 @@ class Network(nn.Module, ABC):
         return self.lm_head(x), None
 
     def shared(self) -> dict[str, str]:
-        """Parameters that are others under a second name: that name, and the first one."""
+        """Shared parameters: second name to first name."""
         return {}
 
     def parts(self) -> dict[str, nn.Module]:
-        """What a `WeightFormat` can store in few bits, by its fields: the linear layers in these modules."""
+        """Modules with linear layers that a `WeightFormat` can quantize, by its fields."""
         draws = self.lm_head if self.depth is None else self.depth
         assert draws is not None
         return {"blocks": self.llm.layers, "projector": self.projector, "depth": draws}
 
     @abstractmethod
     def pixels(self) -> Sequence[nn.Module]:
-        """What draws and reads pixels, loaded in float32."""
+        """The pixel encoder and decoder, loaded in float32."""
 
     def draw_in(self, dtype: torch.dtype) -> None:
-        """Draw pixels in this dtype from now on. Raises RequestError where a model can't."""
+        """Decode pixels in this dtype from now on. Raises RequestError if the model can't."""
         if dtype != torch.float32:
             said, value = f"the model {self.spec.name!r} decodes frames in float32", str(dtype).removeprefix("torch.")
             raise RequestError(said, key="pixel_dtype", value=value, allowed="float32")
 
     @abstractmethod
     def frame_decoder(self, prompts: Tensor) -> FrameDecoder:
-        """What decodes the frames of videos with these prompts, ids [P, L]."""
+        """The decoder of frames for videos with these prompts, ids [P, L]."""
 
     def to_bytes(self, pixels: Tensor) -> Tensor:
         """Pixels in 0..255 as uint8, rounded as the model's authors do."""
         return pixels.round().to(torch.uint8)
 
     def quantised(self) -> list[QuantisedLinear]:
-        """The linear layers that are stored in few bits."""
+        """The quantized linear layers."""
         return [m for m in self.modules() if isinstance(m, QuantisedLinear)]
 
     def parameter_count(self) -> int:
@@ -297,7 +297,7 @@ class Network(nn.Module, ABC):
 
     @property
     def weight_format(self) -> str:
-        """What the matrices of the decoder blocks are stored as: a dtype's name, int8 or int4."""
+        """Format of the decoder blocks' matrices: a dtype's name, int8 or int4."""
         first = self.llm.blocks[0].mlp.gate_proj
         return first.form.name if isinstance(first, QuantisedLinear) else str(first.weight.dtype).removeprefix("torch.")
 

@@ -1,4 +1,4 @@
-"""How codes are drawn: what a model's defaults, a configuration and the engine have in common."""
+"""Settings of sampling, shared by a model's defaults, the configuration and the engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastcar_cli.system.plain_data import WHOLE, Count, Factor, Flag, Setting
 
 @checked_dataclass(frozen=True, config=WHOLE)
 class SamplingSettings:
-    """How codes are drawn from logits.
+    """Sampling of codes from logits.
 
     `cfg` is the guidance scale, 1 is none; temperature 0 takes the likeliest code; top_k 0 and top_p 1 draw from all
     codes.
@@ -30,5 +30,5 @@ class SamplingSettings:
         return self.cfg != 1.0
 
     def top_p_of(self, frame: int) -> float:
-        """The top-p in force in this frame."""
+        """The top-p of this frame."""
         return self.first_frame_top_p if frame == 0 and self.first_frame_top_p is not None else self.top_p

@@ -1,4 +1,4 @@
-"""Which parts of a network are stored in which format of weights. The network says what its parts are."""
+"""Assigns a weight format to each part of a network; the network lists its parts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class WeightFormat:
 
 
 class NetworkFormat:
-    """What each parameter of a network is stored as, by its name."""
+    """The stored format of each parameter, by name."""
 
     def __init__(self, form: WeightFormat, network: Network) -> None:
         self._floats, self._network = form.floats, network
@@ -48,11 +48,11 @@ class NetworkFormat:
         return self._packed.get(name)
 
     def float_of(self, name: str) -> torch.dtype:
-        """The dtype of the parameter of this name where it stays in floats."""
+        """The dtype of the parameter of this name if it stays in floats."""
         return torch.float32 if name in self._pixels else self._floats
 
     def stored(self, name: str, tensor: Tensor) -> Mapping[str, Tensor]:
-        """What a parameter becomes: itself in floats, or its numbers and scales under their names."""
+        """The stored tensors of a parameter by name: itself in floats, or numbers and scales."""
         if (form := self.of(name)) is None:
             return {name: tensor.to(self.float_of(name))}
         numbers, scale = form.quantise(tensor)

@@ -1,1 +1,1 @@
-"""Parts of the bundled models alone."""
+"""Parts that only the bundled models have."""

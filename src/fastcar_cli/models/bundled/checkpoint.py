@@ -1,4 +1,4 @@
-"""Folders in the format of fastcar, which training writes and the package brings: config.json, model.safetensors."""
+"""Folders in fastcar's own format (config.json, model.safetensors): bundled models, and results of training."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ FORMAT = "fastcar-1"
 
 
 class BundledCheckpoint(Checkpoint):
-    """A folder of this format; it may leave out what a folder beside it, its base, holds."""
+    """A folder of this format; a second folder, its base, may hold shared files and keys."""
 
     SPEC = ModelSpec
     FINITE = True
 
     @classmethod
     def matches(cls, folder: Path, config: Any) -> bool:
-        """See `Checkpoint`; a folder of no other format is refused as one of this."""
+        """See `Checkpoint`; unknown folders are refused as damaged ones of this format."""
         return True
 
     @property
@@ -35,12 +35,12 @@ class BundledCheckpoint(Checkpoint):
 
     @cached_property
     def _own(self) -> Any:
-        """What config.json itself holds; None without it. Raises RequestError where it can't be read."""
+        """The content of config.json; None without it. Raises RequestError if it can't be read."""
         return read_json(self._file) if self.config is None and self._file.is_file() else self.config
 
     @cached_property
     def base(self) -> Path | None:
-        """The folder that holds what this one lacks. Raises RequestError where the config names no folder."""
+        """The base folder, if any. Raises RequestError if the config does not name a folder."""
         base = self._own.get("base") if isinstance(self._own, dict) and self._own.get("format") == FORMAT else None
         if base is None:
             return None
@@ -50,7 +50,7 @@ class BundledCheckpoint(Checkpoint):
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """The config.json, with what its base's adds. Raises RequestError for one of another format."""
+        """The config.json merged over its base's. Raises RequestError for another format."""
         file, data = self._file, self._own
         if not file.is_file():
             raise RequestError(f"{self.folder} is not a model folder: it has no config.json")
@@ -69,7 +69,7 @@ class BundledCheckpoint(Checkpoint):
         raise RequestError(f"{file}: key 'format' is {data.get('format')!r}, allowed: {FORMAT!r}")
 
     def files(self, name: str = "model.safetensors") -> tuple[Path, ...]:
-        """A file of this folder, and after it that of its base. Raises RequestError as `base` does."""
+        """A file of this folder, then the base's. Raises RequestError as `base` does."""
         return tuple(folder / name for folder in self.folders)
 
     @property

@@ -26,11 +26,11 @@ class PatchDecoder(nn.Module):
         self.out = nn.Linear(widths[-1], out)
 
     def draw(self, near: Tensor) -> Tensor:
-        """Patches [..., scale * scale * out_ch], colours last, of neighbourhoods [..., z_channels * 9], places last."""
+        """Neighbourhoods [..., z_channels * 9], places last, to patches [..., scale * scale * out_ch], colours last."""
         return self._draw(near[..., 4::9], self.near(near))
 
     def draw_alone(self, z: Tensor) -> Tensor:
-        """As `draw`, of latents [..., z_channels] whose neighbours are all zero."""
+        """As `draw`, for latents [..., z_channels] with zeros as neighbours."""
         return self._draw(z, F.linear(z, self.near.weight[:, 4::9], self.near.bias))
 
     def _draw(self, z: Tensor, x: Tensor) -> Tensor:

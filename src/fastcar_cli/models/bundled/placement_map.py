@@ -17,11 +17,11 @@ from fastcar_cli.inputs.worlds.scenery import MapSpec, Scenery, read_scenery
 from fastcar_cli.models.decoder import table
 
 _FAR = 19
-"""Steps from a patch's middle beyond which something is not in the patch."""
+"""Maximum distance in steps of an object from the middle of a patch that it appears in."""
 GAIN = 4.0
-"""Factor on the output, so that weights of ordinary size and learning rate have a visible effect."""
+"""Factor on the output, so that weights of ordinary size and learning rate are effective."""
 _AXES = 4
-"""Numbers of a place: right and down of the object as seen, right and down of its shadow."""
+"""Numbers of a place: offset right and down of the object as seen, and of its shadow."""
 
 
 class Near(NamedTuple):
@@ -46,7 +46,7 @@ class Near(NamedTuple):
 
 
 class PlacementMap(nn.Module):
-    """Embeddings [..., width] of what is near visual tokens; zeros where a prompt has no placements."""
+    """Embeddings [..., width] of the surroundings of visual tokens; zeros for prompts without placements."""
 
     def __init__(self, spec: MapSpec, grid: tuple[int, int], patch: int, width: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class PlacementMap(nn.Module):
         return self.embed(self.near(ids, drawn.cpu()), shape[0] * shape[1]).view(*shape, -1)
 
     def near(self, ids: Tensor, drawn: Tensor) -> Near:
-        """What is near tokens `drawn` [P or 1, K] of prompts ids [P, L], on the CPU; no weight is read."""
+        """The surroundings of tokens `drawn` [P or 1, K] of prompts ids [P, L], on the CPU, without weights."""
         tokens = drawn.expand(len(ids), -1)
         none = torch.zeros(0, dtype=torch.long)
         grounds = [[none, none]]

@@ -23,7 +23,7 @@ from fastcar_cli.weights.tensors import Component, StoredShapes
 FRAMES, FPS = 33, 25
 
 _COSMOS = {
-    # Width, layers, width of a text's vectors, whether YaRN stretches frequencies.
+    # Width, layers, width of text embeddings, whether YaRN stretches frequencies.
     "cosmos-predict1-4b": (4096, 16, 0, False),
     "cosmos-predict1-12b": (5120, 40, 0, True),
     "cosmos-predict1-5b-video2world": (4096, 16, 1024, False),
@@ -33,7 +33,7 @@ _COSMOS = {
 MODEL, HALVES = "model.pt", ("encoder.jit", "decoder.jit")
 
 TOKENIZER = "nvidia/Cosmos-Tokenize1-DV8x16x16-720p"
-"""The repository of the tokenizer, which every model needs beside its own."""
+"""The repository of the tokenizer, which all models need."""
 
 _BESIDE = (TOKENIZER.rpartition("/")[2], "Cosmos-1.0-Tokenizer-DV8x16x16")
 _GROWN = ("12B", "13B")
@@ -52,7 +52,7 @@ _NAMES = {
 
 
 class CosmosCheckpoint(Released):
-    """A folder of this format, or the tokenizer's that belongs beside it."""
+    """A model's folder of this format, or the folder of the tokenizer."""
 
     SPEC = CosmosSpec
     DEFAULTS = GenerationDefaults(
@@ -77,7 +77,7 @@ class CosmosCheckpoint(Released):
 
     @cached_property
     def _tokenizer(self) -> Path:
-        """The folder of the tokenizer: this one, one beside it, or that of the hub's cache."""
+        """The folder of the tokenizer: this one, one beside it, or the one in the hub's cache."""
         from huggingface_hub import try_to_load_from_cache
 
         folder = self.folder
@@ -146,7 +146,7 @@ def cosmos_decoder(
 
 
 def _decoder(folder: Path) -> tuple[DecoderSpec, int]:
-    """The decoder's sizes and the number of codes. Raises RequestError naming file and key."""
+    """The decoder's sizes and the number of codes. Raises RequestError with file and key."""
     file = folder / MODEL
     shapes = StoredShapes(file)
     rows, width = shapes.of("tok_embeddings.weight", 2)

@@ -33,7 +33,7 @@ CONTEXTS = (1, 2)
 @dataclass(frozen=True, config=WHOLE)
 class CosmosSpec(Spec):
     """Everything that fixes the shapes of a model; `context` are the latent frames that it continues from.
-    `decoder.axes` has the grid of a frame, and a lead of one token where there is text.
+    `decoder.axes` has the grid of a frame, and a prefix of one token in models with text.
     """
 
     tokenizer: CausalVideoSpec
@@ -57,7 +57,7 @@ class CosmosSpec(Spec):
         """See `Spec`."""
         t, (rows, columns) = self.tokenizer, self.grid
         size = rows * t.space, columns * t.space
-        # Of frames that are decoded at once, where a place stands for a patch in time and space.
+        # Of the frames of a latent frame, in which a place covers a patch in time and space.
         channels = -(-t.channels * t.time // t.patch**3)
         return FrameSpec(1, t.codes, self.decoder.width, self.grid, size, channels=channels, per_latent=t.time)
 
@@ -107,7 +107,7 @@ class CosmosSpec(Spec):
 
 
 class LatentFrameDecoder:
-    """Decodes latent frames one after another, those of the prompts first."""
+    """Decodes latent frames one after another, first those of the prompts."""
 
     def __init__(self, network: Cosmos, prompts: Tensor) -> None:
         self._grid, self._tokenizer = network.spec.grid, network.tokenizer

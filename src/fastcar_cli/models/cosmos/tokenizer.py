@@ -33,7 +33,7 @@ from fastcar_cli.system.plain_data import WHOLE, Flag, Size
 COLOURS = 3
 
 Progress = Callable[[int, int], None]
-"""Receives multiply-adds done and to be done."""
+"""Receives the multiply-adds done and the total."""
 
 
 @dataclass(frozen=True, config=WHOLE)
@@ -69,12 +69,12 @@ class CausalVideoSpec:
 
     @property
     def codes(self) -> int:
-        """How many ids there are."""
+        """The number of ids."""
         return math.prod(self.levels)
 
     @property
     def time(self) -> int:
-        """Frames that a latent but the first stands for."""
+        """Frames per latent frame, except the first."""
         return self.patch << sum(level.time for level in self.down)
 
     @property
@@ -88,7 +88,7 @@ class CausalVideoSpec:
         return max(*self.up[0].widths, COLOURS * self.patch**3)
 
     def frames(self, latents: int) -> int:
-        """Frames of so many latents."""
+        """Frames of this many latents."""
         return 1 + self.time * (latents - 1)
 
 
@@ -159,7 +159,7 @@ class VideoDecoder(nn.Module):
 
 
 class CausalVideoTokenizer(nn.Module):
-    """Both networks and the quantiser between them; each computes in the dtype of its weights."""
+    """Encoder, quantiser and decoder; each computes in the dtype of its weights."""
 
     def __init__(self, spec: CausalVideoSpec) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class CausalVideoTokenizer(nn.Module):
         self.post_quant_conv, self.decoder = Pointwise(width, spec.latent), VideoDecoder(spec)
 
     def draw_in(self, dtype: torch.dtype) -> None:
-        """Decode in this dtype from now on; ids of frames stay those of float32."""
+        """Decode in this dtype from now on; encoding stays in float32."""
         self.post_quant_conv.to(dtype)
         self.decoder.to(dtype)
 

@@ -13,7 +13,7 @@ from fastcar_cli.weights.tensors import Component, StoredShapes
 from fastcar_cli.weights.torchscript import TorchScriptFile
 
 HALVES = {"encoder": ("encoder.", "quant_conv."), "decoder": ("decoder.", "post_quant_conv.")}
-"""Files without their suffix, and how the keys of parameters in each begin."""
+"""Files without their suffix, and the prefixes of their parameters' keys."""
 
 PUBLISHED = CausalVideoSpec(
     patch=4,
@@ -30,12 +30,12 @@ _IGNORED = ("quantizer.", "inv_quant.", "encoder.patcher3d.", "decoder.unpatcher
 
 
 def _has(shapes: StoredShapes, key: str) -> bool:
-    """Whether there is a convolution."""
+    """Whether the file has this convolution."""
     return f"{key}.conv3d.weight" in shapes
 
 
 def _shape(shapes: StoredShapes, key: str) -> tuple[int, ...]:
-    """The shape of a convolution, outputs first. Raises RequestError where there is none."""
+    """The shape of a convolution, outputs first. Raises RequestError if it is missing."""
     return shapes.of(f"{key}.conv3d.weight", 5)
 
 
@@ -52,7 +52,7 @@ def _levels(shapes: StoredShapes, path: str, space: str, time: str) -> tuple[Lev
 
 
 def read_tokenizer_spec(folder: Path) -> CausalVideoSpec:
-    """The specification of a tokenizer. Raises RequestError naming file and key."""
+    """The specification of a tokenizer. Raises RequestError with file and key."""
     encoder, decoder = (StoredShapes(folder / f"{half}.jit") for half in HALVES)
     down = _levels(encoder, "encoder.down", "downsample.conv1", "downsample.conv2")
     up = _levels(decoder, "decoder.up", "upsample.conv2", "upsample.conv1")
@@ -81,9 +81,9 @@ def tokenizer_components(folder: Path, prefix: str, tokenizer: CausalVideoTokeni
     return [
         Component(
             folder,
-            {key: prefix + key for key in tokenizer.state_dict() if key.startswith(beginnings)},
+            {key: prefix + key for key in tokenizer.state_dict() if key.startswith(prefixes)},
             lambda key: key.startswith(_IGNORED),
             (folder / f"{half}.jit",),
         )
-        for half, beginnings in HALVES.items()
+        for half, prefixes in HALVES.items()
     ]

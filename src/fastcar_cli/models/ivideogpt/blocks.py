@@ -54,7 +54,7 @@ class TokenizerSpec:
 
     @property
     def seen(self) -> dict[int, int]:
-        """Levels of the encoder that cross attention follows, and the side of the feature maps there."""
+        """Levels of the encoder with cross attention, and the sides of their feature maps."""
         last = len(self.channels) - 1
         sizes = {level: self.resolution >> min(level + 1, last) for level in range(last + 1)}
         return {level: size for level, size in sizes.items() if size <= self.attended}
@@ -68,7 +68,7 @@ class TokenizerSpec:
 
     @property
     def attended_widths(self) -> list[int]:
-        """Channels of the feature maps that cross attention follows."""
+        """Channels of the feature maps with cross attention."""
         return [self.channels[level] for level in self.seen] + [self.channels[-1 - max(i, 0)] for i in self.drawn]
 
     @property

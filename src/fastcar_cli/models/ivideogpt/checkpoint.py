@@ -41,7 +41,7 @@ _IVIDEOGPT = {
 }
 
 WEIGHTS = {"tokenizer": "diffusion_pytorch_model", "transformer": "model"}
-"""Folders of a checkpoint, and what their files of weights are called before the suffix."""
+"""Folders of a checkpoint, and the names of their weight files without suffix."""
 
 FAMILIAR = {"mini-actions": 25.0}
 """See `ClipReader`; of the first frames of 40 MP4 files by `fastcar lab clips` the worst has 26.0 dB."""
@@ -118,7 +118,7 @@ class IVideoGPTCheckpoint(Released):
         )
 
     def _actions(self) -> int:
-        """Width of the actions. Raises RequestError where the tensors' names say that there are some, but not how."""
+        """Width of the actions. Raises RequestError if the file has other action tensors only."""
         try:
             files = [file for file in self._files("transformer") if file.is_file()]
         except FastcarError:
@@ -162,7 +162,7 @@ def _published_frames(folder: Path) -> int | None:
 
 
 class _Tokenizer(Foreign):
-    """What `TokenizerSpec` takes, by its names, and what has one value that is read."""
+    """Arguments of `TokenizerSpec`, and keys with a single supported value."""
 
     channels: tuple[Size, ...] = Field(min_length=1, validation_alias="block_out_channels")
     blocks: Layers = Field(2, validation_alias="layers_per_block")
@@ -205,7 +205,7 @@ def _tokenizer(file: Path, config: _Tokenizer) -> TokenizerSpec:
 
 
 def names_of(network: IVideoGPT) -> dict[str, dict[str, str]]:
-    """By folder of a checkpoint, the network's parameters by the names that they have there."""
+    """The network's parameters by folder of a checkpoint and name there."""
     prefix = "llm." if network.spec.actions else ""
     by_folder: dict[str, dict[str, str]] = {part: {} for part in WEIGHTS}
     for name in network.state_dict():
@@ -220,7 +220,7 @@ def names_of(network: IVideoGPT) -> dict[str, dict[str, str]]:
 
 
 def _with_old_names(names: dict[str, str], keys: Sequence[str]) -> dict[str, str]:
-    """The names with those of attention in an older version of diffusers where the file has these."""
+    """The names, replaced by those of an older version of diffusers if the file has these."""
     renamed = dict(names)
     for key in keys:
         path, _, last = key.rpartition(".")

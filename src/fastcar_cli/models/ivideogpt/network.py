@@ -59,7 +59,7 @@ class IVideoGPTSpec(Spec):
 
 
 class ContextFrameDecoder:
-    """Decodes later frames beside context frames, whose features are computed once."""
+    """Decodes later frames with features of the context frames, which it computes once."""
 
     def __init__(self, tokenizer: Tokenizer, prompts: Tensor) -> None:
         self._tokenizer, self._prompts = tokenizer, prompts

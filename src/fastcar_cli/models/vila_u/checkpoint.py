@@ -26,7 +26,7 @@ _KEYS = {
     "rqvae": ("vision_tower", "rqvaesiglip."),
     "projector": ("mm_projector", ""),
 }
-"""Parts of the network: in which folder they are, and what their keys begin with there."""
+"""Parts of the network: their folders, and the prefixes of their keys there."""
 
 _UNUSED_VISION = re.compile(
     r"rqvaesiglip\.(siglip_model\.|encoder\.|quant_conv\.|logit_scale$|logit_bias$"
@@ -39,7 +39,7 @@ class _Top(Foreign):
 
 
 class VilaUCheckpoint(Released):
-    """A folder of this format: the parts lie in it, or in `model` inside it."""
+    """A folder of this format: it or its subfolder `model` contains the parts."""
 
     SPEC = ModelSpec
     DEFAULTS = GenerationDefaults(cfg=3.0, temperature=1.0, top_k=900, top_p=0.96, tas="released", gate="row")
@@ -113,5 +113,5 @@ class VilaUCheckpoint(Released):
 
 
 def _root(folder: Path) -> Path:
-    """The folder that holds the parts: `model` inside it where there is one."""
+    """The folder with the parts: its subfolder `model` if there is one."""
     return folder / "model" if (folder / "model").is_dir() else folder

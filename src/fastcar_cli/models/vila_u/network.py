@@ -85,7 +85,7 @@ class PlaceTables(nn.Module):
 
 
 def placement_map(spec: ModelSpec) -> PlacementMap | None:
-    """What embeds placements into visual tokens, where the model has it."""
+    """The embedding of placements into visual tokens, if the model has one."""
     if spec.map is None:
         return None
     patch = spec.rqvae.frame_size[0] // spec.rqvae.grid[0]
@@ -115,7 +115,7 @@ class VideoModel(Network):
         return self.rqvae.quantizer.codebooks
 
     def feedback_latent(self, latent: Tensor, index: Tensor | None = None) -> Tensor:
-        """See `Network`; with the indices [...] of tokens in the video, what is added for their places is in it."""
+        """See `Network`; with the tokens' indices [...] in the video, the result includes their place vectors."""
         x = self.projector(latent)
         return x if self.places is None or index is None else x + self.places(index)
 

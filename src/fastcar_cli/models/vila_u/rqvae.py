@@ -54,7 +54,7 @@ class RQVAESpec:
 
     @property
     def scale(self) -> int:
-        """Side in pixels that one position of the latents is drawn at."""
+        """Side in pixels of one latent position."""
         return int(2 ** (len(self.ch_mult) - 1))
 
     @property
@@ -148,6 +148,6 @@ class RQVAE(nn.Module):
         """See `FrameDecoder`: prompts hold no frames."""
 
     def frame(self, codes: Tensor) -> Tensor:
-        """See `FrameDecoder`; each frame from its own codes alone."""
+        """See `FrameDecoder`; each frame depends on its own codes only."""
         x = self.decode_latents(self.embed(codes))
         return ((x.float() + 1.0) * 127.5).clamp(0.0, 255.0).permute(0, 2, 3, 1)

@@ -1,4 +1,4 @@
-"""The config files of VILA-U to a specification, and those of VILA-U 7B, for what is computed without its files."""
+"""VILA-U's config files to a specification, and those of VILA-U 7B, for computations without a download."""
 
 from __future__ import annotations
 

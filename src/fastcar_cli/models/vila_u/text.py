@@ -74,7 +74,7 @@ class LlamaTokenizer:
         return Reading(ids, tuple(self._pieces.EncodeAsPieces(prompt.strip())), ())
 
     def complete(self, reading: Reading, seed: int) -> Reading:
-        """The reading as it is: this model leaves nothing to a draw."""
+        """The reading unchanged: the seed chooses nothing in this model."""
         return reading
 
     def blank(self) -> tuple[int, ...]:
