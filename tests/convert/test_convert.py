@@ -270,7 +270,7 @@ def test_after_kill_9_it_resumes_and_makes_the_same(make: Callable[..., Path], r
     working = Path("out.partial")
     kept = {f: f.stat().st_mtime_ns for f in working.glob("model-*")}
     assert len(kept) == 2
-    for model, says in (("out.partial", "not done"), ("out", "not there yet")):
+    for model, says in (("out.partial", "unfinished"), ("out", "out.partial is unfinished")):
         used = run("generate", PROMPT, "--model", model)
         assert used.returncode == 2 and says in used.stderr, used.stderr
     other = run("convert", str(source), "-o", "out", "--dtype", "int8")

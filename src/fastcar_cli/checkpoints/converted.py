@@ -98,13 +98,13 @@ class ConvertedCheckpoint(Checkpoint):
             raise RequestError(f"{said}, this fastcar reads {VERSION}", hint="convert it again: fastcar convert")
         try:
             weights = data["weights"]
-            parts = [weights[part] for part in _WEIGHTS]
-            if other := [part for part in parts if part not in (None, *PACKED)]:
-                raise ValueError(f"weights {other[0]!r}, allowed: {', '.join(PACKED)}")
+            for part in _WEIGHTS:
+                if weights[part] not in (None, *PACKED):
+                    raise ValueError(f"weights {weights[part]!r}, allowed: {', '.join(PACKED)}")
             if data["group"] != GROUP:
                 raise ValueError(f"group {data['group']}, needed {GROUP}")
             return Converted(
-                form=WeightFormat(data["dtype"], DTYPES[weights["floats"]], *parts),
+                form=WeightFormat(data["dtype"], DTYPES[weights["floats"]], *(weights[p] for p in _WEIGHTS)),
                 spec=checked(spec_class(data["spec"]), data["spec"], file, "spec"),
                 defaults=checked(GenerationDefaults, data["generation"], file, "generation"),
                 text=data["text"],
