@@ -70,6 +70,9 @@ def generate(ctx: typer.Context, asked: GenerateOptions, flags: Flags) -> None:
             f"of {size}",
             hint="use fewer prompts or --samples",
         )
+    if asked.trace_to is not None and pipe.settings.frames > pipe.settings.held:
+        most = pipe.spec.longest
+        raise RequestError("--trace takes the decisions of one context, and this one rolls", allowed=f"{most} frames")
     other = [] if recipe is None else same_weights(recipe, str(asked.earlier), run.model, pipe.checkpoint.identity)
     if other and asked.continued is not None:
         raise RequestError(other[0], hint="--continue needs the weights that made the video")

@@ -198,6 +198,8 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
         table.add_row("input", plain(_input(report["input"])))
     if "truth" in report:
         _truth(table, report["truth"])
+    if report["rolls"]:
+        table.add_row("context", f"rolled {report['rolls']} time{'s' * (report['rolls'] > 1)}")
     table.add_row("seed", str(report["seed"]))
     if report["reading"]["drawn"]:
         table.add_row("left open", f"{', '.join(report['reading']['drawn'])} (drawn from the seed)")

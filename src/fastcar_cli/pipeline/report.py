@@ -11,6 +11,7 @@ from fastcar_cli._version import __version__
 from fastcar_cli.checkpoints.memory_plan import peak_bytes
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay.replay import ReplayStats
+from fastcar_cli.errors import RequestError
 from fastcar_cli.inputs.prompt import Reading
 
 if TYPE_CHECKING:
@@ -46,12 +47,14 @@ class Run:
         return decode.replay.stats(decode.passed, decode.prompts.rows_of(video))
 
     def decisions(self) -> Decisions:
-        """Replay decisions of all rows in whole frames. Raises ValueError before the first."""
+        """Replay decisions of all rows in whole frames. Raises ValueError before one, RequestError after a roll."""
         from fastcar_fpga import Decisions
 
         decode, settings = self.decode, self.decode.settings
         if decode.done < decode.frame:
             raise ValueError("no frame was decoded yet")
+        if decode.rolls:
+            raise RequestError("replay decisions are those of one context, and it has rolled", hint="fewer frames")
         frames = decode.done // decode.frame
         passes = frames * decode.frame - 1
         bits = np.zeros((decode.model.spec.decoder.layers, decode.rows, passes), dtype=bool)
@@ -135,6 +138,7 @@ class Run:
             "tau": settings.rule.tau.plain(),
             "window": settings.window,
             "video": {"frames": frames, "height": height, "width": width, "fps": self.fps},
+            "rolls": decode.rolls,
             "tokens": {"text": decode.prompts.padded, "visual": done, "rows": decode.rows},
             "replay": {
                 **asdict(stats),

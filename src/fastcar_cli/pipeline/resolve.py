@@ -41,6 +41,8 @@ def resolve(model: LoadedModel, config: RunConfig) -> RunConfig:
     frames = spec.frames if config.generation.frames is None else config.generation.frames
     policy = config.generation.context_policy or ("roll" if model.name in BUNDLED else "stop")
     _check_frames(model.name, spec, frames, policy == "roll")
+    if frames > spec.longest:
+        _check_rolls(model.name, spec, config)
     sampling = config.sampling.model_copy(
         update={key: getattr(own.sampling, key) for key, value in config.sampling if value is None}
     )
@@ -161,6 +163,15 @@ def _check_frames(name: str, spec: Spec, frames: int, rolls: bool) -> None:
         said = f"the model {name!r} takes {context} as context"
     hint = (Key("context_policy"), " roll continues") if frames > longest else None
     raise RequestError(said, key="frames", value=frames, allowed=allowed, hint=hint)
+
+
+def _check_rolls(name: str, spec: Spec, config: RunConfig) -> None:
+    """Refuse to roll a context that can't, or whose cycles are not known. Raises RequestError."""
+    if config.backend.name == "fpga-sim":
+        said = "the emulated accelerator does not roll contexts"
+        raise RequestError(said, key="frames", value=config.generation.frames, allowed=f"at most {spec.longest}")
+    if segment_of(spec) < 1 + (not spec.layout.prompt_frames):
+        raise RequestError(f"the model {name!r} has positions for one frame", key="context_policy", allowed="stop")
 
 
 def _check_ratio(config: RunConfig, frames: int, layout: Layout) -> None:
