@@ -94,6 +94,21 @@ def showcase(
         typer.echo(f"seed {seed}, replayed {ratio:.1%}: {prompt}")
 
 
+def longer(
+    output: Plot,
+    frames: Annotated[int, typer.Option(help="Frames of each video.", min=9)] = 200,
+    videos: Annotated[int, typer.Option(help="Videos of each way.", min=1)] = 4,
+    seed: Seed = 1,
+    debug: Debug = False,
+) -> None:
+    """Measure by frame how videos of mini and mini-actions continue past the trained length; prints a table."""
+    from fastcar_lab.figures.longer import mini, mini_actions, plot, table
+
+    found = [*mini(frames, videos, seed), *mini_actions(frames, videos, seed)]
+    output.write_bytes(plot(found)["png"])
+    typer.echo(table(found, frames))
+
+
 def clips(
     folder: Annotated[Path, typer.Argument(help="Folder to write.")],
     count: Annotated[int, typer.Option(help="Clips.", min=1)] = 3,
