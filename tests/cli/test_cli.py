@@ -127,7 +127,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "tau 1e999": (["--tau", "-1e999"], "-1e999"),
     "tau list": (["--tau", "-1,-2"], "6 layers"),
     "frames": (["--frames", "0"], "greater than or equal to 1"),
-    "too many frames": (["--frames", "9"], "1 to 8"),
+    "too many frames": (["--frames", "9", "--context-policy", "stop"], "1 to 8"),
     "seed": (["--seed", "-5"], "greater than or equal to 0"),
     "seed word": (["--seed", "x"], "--seed"),
     "model": (["--model", "nope"], "mini"),
