@@ -162,4 +162,4 @@ def test_variables_of_a_service_are_not_settings(run: Run, monkeypatch: pytest.M
     assert run("config").returncode == 0
     monkeypatch.setenv("FASTCAR_PORT", "80")
     done = run("config")
-    assert done.returncode == 2 and "FASTCAR_PORT: there is no setting" in done.stderr
+    assert done.returncode == 2 and "FASTCAR_PORT: no setting" in done.stderr

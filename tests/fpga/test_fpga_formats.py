@@ -121,7 +121,7 @@ def test_int4_weights_count_their_scales() -> None:
 
 
 def test_int4_needs_widths_in_groups() -> None:
-    with pytest.raises(RequestError, match="inputs of a multiple of 32, the model's MLPs have 16"):
+    with pytest.raises(RequestError, match="input widths divisible by 32, the model's MLPs have 16"):
         FpgaBackend(tiny_model().llm, in_format("int4"), 1)
 
 
@@ -152,7 +152,7 @@ def test_weights_held_so_are_used_as_they_are(monkeypatch: pytest.MonkeyPatch, s
 
 @pytest.mark.parametrize(("stored", "kind"), [("int8", "int4"), ("int4", "int8"), ("int4", "int8-exact")])
 def test_weights_of_another_format_are_refused(stored: str, kind: str) -> None:
-    with pytest.raises(RequestError, match=f"`dtype` {stored}: does not go .* whose format is {kind}"):
+    with pytest.raises(RequestError, match=f"`dtype` {stored}: can't be used .* whose format is {kind}"):
         FpgaBackend(held(stored).llm, in_format(kind), 3)
 
 

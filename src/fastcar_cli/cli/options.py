@@ -113,7 +113,7 @@ class GenerateOptions(VideoOptions):
     )
     from_: Path | None = typer.Option(None, "--from", help="Make a video again from the recipe in its file.")
     continued: Path | None = typer.Option(
-        None, "--continue", metavar="FILE", help="Extend the video in this file by --frames frames."
+        None, "--continue", metavar="FILE", help="Add frames to the video in this file; by default it doubles."
     )
     output: str | None = typer.Option(
         None,

@@ -294,7 +294,8 @@ class Preview:
     """The newest frames side by side, at most `most` and as many as fit the terminal; a renderable of rich."""
 
     def __init__(self, most: int = MOST_FRAMES) -> None:
-        self._most, self._frames = most, tuple[NDArray[np.uint8], ...]()
+        self._most = most
+        self._frames: tuple[NDArray[np.uint8], ...] = ()
 
     def add(self, image: NDArray[np.uint8]) -> None:
         """Append a frame, uint8 [H, W, 3]; another thread may be drawing."""
