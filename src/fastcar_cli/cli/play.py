@@ -77,7 +77,6 @@ def play(
             player = Player(session, session.pipe.fps, port)
             typer.echo(player.url)
             sys.stdout.flush()
-            # Without a display the browser may be a text browser, which would take the terminal.
             shown = sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
             if not no_browser and shown:
                 webbrowser.open(player.url)
