@@ -158,7 +158,7 @@ def _by_lines(session: PlaySession, source: str, frames: str | None, fps: int | 
         line: dict[str, Any] = {"frame": len(session.world.context) + session.decoded - 1}
         line |= {key: info[key] for key in ("seconds", "hit", "passes")}
         if frames == "codes":
-            line["codes"] = session.world.codes[-session.world.spec.tokens_per_frame :].tolist()
+            line["codes"] = info["codes"].tolist()
         put(line | {key: value[0] for key, value in pixels([image]).items()})
 
 
@@ -177,7 +177,7 @@ def _actions(session: PlaySession, source: str) -> Iterator[tuple[str, Any]]:
         return
     lines = queue.Queue[str](maxsize=256)
     # A file of its own: the thread may wait in it when the interpreter ends.
-    reader = open(os.dup(sys.stdin.fileno()), encoding="utf-8", errors="replace")  # noqa: SIM115
+    reader = open(os.dup(0), encoding="utf-8", errors="replace")  # noqa: SIM115
     threading.Thread(target=_read, args=(reader, lines), daemon=True).start()
     number = 0
     while True:

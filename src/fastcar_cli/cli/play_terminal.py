@@ -51,9 +51,8 @@ def play_here(session: PlaySession) -> PlaySession:
         tty.setcbreak(descriptor)
         with Live(Group(preview, help_), console=terminal, auto_refresh=False, transient=True) as live:
             while True:
-                now = time.monotonic()
-                if due > now and not paused and action == [*map(float, session.world.actions[-1])]:
-                    session.world.ahead()
+                if due > time.monotonic() and not paused:
+                    session.ahead(action)
                 wait = 0.2 if paused else max(0.0, due - time.monotonic())
                 keys = ""
                 if select.select([descriptor], [], [], wait)[0]:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FuturesTimeoutError
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ class Player(LocalServer):
 
     def __init__(self, session: PlaySession, fps: int, port: int = 0) -> None:
         super().__init__(_PlayHandler, port)
-        self.session, self.fps, self.paused = session, fps, False
+        self.session, self.fps, self.paused, self.playing = session, fps, False, True
         self._action: list[float] = [0.0] * session.size
         # The last key of a page and when it came, until a frame has followed it.
         self._key: tuple[str, float] | None = None
@@ -55,10 +56,10 @@ class Player(LocalServer):
         self._show({})
 
     def serve(self) -> None:
-        """Play until an exception, such as Ctrl-C, ends it; the session is saved."""
+        """Play while `playing`, or until an exception such as Ctrl-C; the session is saved."""
         threading.Thread(target=self.serve_forever, daemon=True).start()
         try:
-            while True:
+            while self.playing:
                 self._turn()
         finally:
             self.shutdown()
@@ -81,8 +82,7 @@ class Player(LocalServer):
             self._wait(lambda: self._asked != asked, AWAY)
             self._due = time.monotonic()
         elif self._due > now and not self._one:
-            if self.session.world.actions[-1:] and np.array_equal(self.session.world.actions[-1], self._action):
-                self.session.world.ahead()
+            self.session.ahead(self._action)
             self._wait(lambda: False, self._due - time.monotonic())
         else:
             self._step()
@@ -147,7 +147,7 @@ class Player(LocalServer):
     def take(self, form: dict[str, Any]) -> None:
         """Take an action, or do as a page orders. Raises RequestError."""
         if "action" in form:
-            self.session.check(form["action"])
+            self.session.world.checked(form["action"])
             with self._changed:
                 self._action, self._key = form["action"], (str(form.get("key"))[:40], time.monotonic())
                 self._changed.notify_all()
@@ -168,8 +168,7 @@ class Player(LocalServer):
         session = self.session
         model = {"name": session.pipe.name, "actions": session.size, "reach": session.reach, "fps": self.fps}
         data = empty_results() | {"model": model, "version": __version__}
-        scripts, body = [asset(name, __package__) for name in ("play.js",)], asset("play.html", __package__)
-        scripts.insert(0, asset("core.js"))
+        scripts, body = [asset("core.js"), asset("play.js", __package__)], asset("play.html", __package__)
         return page("fastcar play", body, scripts, data, {}, "; connect-src 'self'").encode()
 
 
@@ -191,5 +190,7 @@ class _PlayHandler(LocalHandler):
         except FastcarError as e:
             e.name_of = lambda key: key.rpartition(".")[2]
             answer = {"error": str(e), "hint": e.hint}
+        except FuturesTimeoutError:
+            answer = {"error": "the session is busy"}
         self.begin(200, "application/json")
         self.line(answer)

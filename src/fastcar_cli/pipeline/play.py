@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 ROOM = 128
 """Decoded frames, about, that the tables of a session have room for; then it begins new ones."""
 
+REACH = {"mini-actions": 8.0}
+"""The largest number of an action either way, of models where it is known."""
+
 
 class Ahead(NamedTuple):
     """A frame that is decoded before its action is known: the action it expects, and what it has overwritten."""
@@ -47,6 +50,7 @@ class World:
         actions: those so far, float32 [A] each; the first ones lead from context frame to context frame.
         context: the context frames, uint8 [C, H, W, 3].
         hits: steps whose frame was decoded ahead.
+        reach: the largest number of an action either way, None where the model does not say.
 
     Raises:
         RequestError: of a model without actions, a replay ratio, or frames that the model does not take.
@@ -59,6 +63,7 @@ class World:
         """`frames` are uint8 [H, W, 3] or [n, H, W, 3] of the model's size; one that is missing repeats the first."""
         self._model, self._network, self._resolved, self.spec = model, model.network, run, spec_in(model, run)
         self.seed, spec, context = seed, self.spec, self.spec.layout.context
+        self.reach = REACH.get(model.name)
         if not spec.conditions:
             raise RequestError(
                 f"the model {model.name!r} takes no actions", hint="play a model that does: table-actions"
@@ -161,16 +166,26 @@ class World:
             replay.outputs.copy_(ahead.outputs)
             replay.ages.copy_(ahead.ages)
 
-    def step(self, action: ArrayLike) -> tuple[NDArray[np.uint8], dict[str, Any]]:
-        """The frame that an action [A] leads to, uint8 [H, W, 3], and its report: seconds, passes, hit, replayed.
-
-        `replayed` is the share of layers that replayed by code, float32 [rows, columns]. Raises RequestError for an
-        action of another size, or one that is not finite.
-        """
-        began = time.perf_counter()
-        wanted = np.asarray(action, np.float32)
+    def checked(self, action: ArrayLike) -> NDArray[np.float32]:
+        """An action as float32 [A]. Raises RequestError for one of another size, not finite or out of range."""
+        said = f"the action {str(action)[:80]}"
+        try:
+            wanted = np.asarray(action, np.float32)
+        except (TypeError, ValueError):
+            wanted = np.zeros(0, np.float32)
         if wanted.shape != (self.spec.conditions,) or not np.isfinite(wanted).all():
-            raise RequestError(f"an action is {self.spec.conditions} finite numbers, not {action!r}")
+            raise RequestError(said, allowed=f"{self.spec.conditions} finite numbers")
+        if self.reach is not None and (np.abs(wanted) > self.reach).any():
+            raise RequestError(f"{said} is out of range", allowed=f"-{self.reach:g} to {self.reach:g}")
+        return wanted
+
+    def step(self, action: ArrayLike) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        """The frame that an action [A] leads to, uint8 [H, W, 3], and its seconds, passes, hit, codes and replayed.
+
+        `codes` are int64 [N, depth], `replayed` is the share of layers that replayed by code, float32 [rows, columns].
+        Raises RequestError as `checked` does.
+        """
+        began, wanted = time.perf_counter(), self.checked(action)
         with torch_defaults(), torch.inference_mode():
             ahead, self._ahead = self._ahead, None
             hit = ahead is not None and np.array_equal(ahead.action, wanted)
@@ -193,6 +208,7 @@ class World:
             "seconds": time.perf_counter() - began,
             "passes": len(decode.drafter.passes) - first,
             "hit": hit,
+            "codes": self._codes[-1].numpy(),
             "replayed": decode.replay_shares()[frame].view(self.spec.grid).numpy(),
         }
         return image, info

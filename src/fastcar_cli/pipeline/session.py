@@ -12,16 +12,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fastcar_cli.config.run_config import flat
-from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.errors import RunError
 from fastcar_cli.media import open_writer
-from fastcar_cli.system.files import numbered, reason_of
+from fastcar_cli.system.files import make_folder, numbered, reason_of
 from fastcar_cli.system.signals import uninterrupted
 
 if TYPE_CHECKING:
     from fastcar_cli.pipeline.pipeline import VideoPipeline
 
-REACH = {"mini-actions": 8.0}
-"""The largest number of an action either way, of models where it is known."""
 IN_MEMORY = 2**26
 """Bytes of frames that wait in memory for the video; more wait in a temporary file."""
 
@@ -39,7 +37,7 @@ class PlaySession:
     def __init__(self, pipe: VideoPipeline, frames: NDArray[np.uint8], seed: int, path: Path) -> None:
         """As `VideoPipeline.play`. Raises RequestError."""
         self.pipe, self.world, self.path, self._wanted = pipe, pipe.play(frames, seed), path, path
-        self.size, self.reach = self.world.spec.conditions, REACH.get(pipe.name)
+        self.size, self.reach = self.world.spec.conditions, self.world.reach
         self.first, self.newest = frames, deque(self.world.context, maxlen=len(self.world.context))
         self.seconds: list[float] = []
         self._passes = self._saved = 0
@@ -69,22 +67,14 @@ class PlaySession:
         """The actions file: CSV, a line a step, as `fastcar play --actions` reads it."""
         return self.path.with_suffix(".csv")
 
-    def check(self, action: ArrayLike) -> None:
-        """Raise RequestError for an action that `step` refuses."""
-        try:
-            given = np.asarray(action, np.float32)
-        except (TypeError, ValueError):
-            given = np.zeros(0, np.float32)
-        said = repr(action)
-        said = said if len(said) <= 80 else f"{said[:80]}..."
-        if given.shape != (self.size,) or not np.isfinite(given).all():
-            raise RequestError(f"an action of {self.pipe.name} is {self.size} finite numbers, not {said}")
-        if self.reach is not None and (np.abs(given) > self.reach).any():
-            raise RequestError(f"the action {said} is out of range", allowed=f"-{self.reach:g} to {self.reach:g}")
+    def ahead(self, action: ArrayLike) -> None:
+        """Decode the next frame ahead if its action is to be that of the last one."""
+        if self.decoded and np.array_equal(self.world.actions[-1], action):
+            self.world.ahead()
 
     def step(self, action: ArrayLike) -> tuple[NDArray[np.uint8], dict[str, Any]]:
         """As `World.step`, with its action written. A signal waits. Raises RequestError, RunError of a full disk."""
-        self.check(action)
+        self.world.checked(action)
         with uninterrupted():
             try:
                 if self._actions is None:
@@ -100,6 +90,7 @@ class PlaySession:
         return image, info
 
     def _open(self) -> TextIO:
+        make_folder(self._wanted.parent)
         for path in numbered(self._wanted):
             self.path = path
             if not path.exists():
