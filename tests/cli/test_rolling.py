@@ -1,4 +1,4 @@
-"""Videos longer than a model has positions for: every architecture goes on, and what can't says so in a sentence."""
+"""Videos longer than a model has positions for: every architecture continues, or refuses in a sentence."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_context_rolls_where_that_is_asked(run: Run, folder: Path, kind: str) 
     assert again.returncode == 0, again.stderr
     assert np.array_equal(read_frames(Path("a.mp4")), read_frames(Path("b.mp4")))
     stopped = run(*asked, "--frames", str(frames), "-o", "c.mp4")
-    assert stopped.returncode == 2 and "--context-policy roll goes on" in stopped.stderr
+    assert stopped.returncode == 2 and "--context-policy roll continues" in stopped.stderr
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from fastcar_cli.pipeline.pipeline import VideoPipeline
 
 RETRIES = 10
-"""How often a task is done again after its worker or node was lost."""
+"""Maximum repetitions of a task after the loss of its worker or node."""
 
 
 class TaskWorker(Protocol):
-    """A loaded model that does tasks."""
+    """A loaded model that runs tasks."""
 
     base: VideoPipeline
 
@@ -46,7 +46,7 @@ class Engine:
 
 
 def check_engine(engine: str, address: str | None, workers: int | None) -> None:
-    """Refuse an engine that is unknown or not installed, and Ray's options without it. Raises RequestError."""
+    """Refuse an unknown or missing engine, and Ray's options without Ray. Raises RequestError."""
     if engine not in ("local", "ray"):
         raise RequestError("unknown", key="engine", value=engine, allowed="local, ray")
     if engine == "ray":
@@ -71,7 +71,7 @@ _workers: dict[str, TaskWorker] = {}
 
 
 def _work(key: str, make: Callable[[], TaskWorker], task: Any) -> list[Any]:
-    """Do a task in this process, which holds the worker of a run for its next task."""
+    """Run a task in this process, which keeps the worker of a run for its next task."""
     if key not in _workers:
         _workers.clear()
         _workers[key] = make()
@@ -79,7 +79,7 @@ def _work(key: str, make: Callable[[], TaskWorker], task: Any) -> list[Any]:
 
 
 def _knock(address: str, where: Text) -> None:
-    """Refuse an address where nothing listens; Ray itself would try for minutes and then end the process."""
+    """Refuse an address without a listener; Ray itself would try for minutes and then end the process."""
     match = re.fullmatch(r"(?:ray://)?(.+):(\d+)", address)
     if match is None:  # "auto" and the like, which Ray looks up by itself
         return
@@ -128,11 +128,11 @@ class _RayEngine(Engine):
             self.close()
             raise RequestError(f"no node of the cluster has a worker's resources ({needed})", key="engine", value="ray")
         self.workers = min(room, workers or room)
-        # Unbounded, more are submitted than fit, so that nodes that join later have work.
+        # Submits more tasks than fit, so that nodes that join later have work.
         self._in_flight = workers or 2 * room
 
     def __call__(self, tasks: Iterable[Any]) -> Iterator[Any]:
-        """Findings of every task as tasks end."""
+        """The findings of each task when it ends."""
         ray, queue = self._ray, iter(tasks)
         flying: list[Any] = []
         try:
@@ -161,6 +161,6 @@ class _RayEngine(Engine):
             raise RunError(f"Ray lost a task {RETRIES} times: {str(e).strip().splitlines()[0]}") from None
 
     def close(self) -> None:
-        """Leave the cluster, or end the one that was started here."""
+        """Leave the cluster, or stop one started here."""
         if self._mine:
             self._ray.shutdown()

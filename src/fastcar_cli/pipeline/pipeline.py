@@ -1,4 +1,4 @@
-"""VideoPipeline: prompts in, frames out one by one. The only place that knows all the parts."""
+"""VideoPipeline: prompts in, frames out one by one. Connects all parts."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class VideoPipeline:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The folder of the model, opened once."""
+        """The model's checkpoint, opened once."""
         self._checkpoint = self._checkpoint or open_model(self.config.model)
         return self._checkpoint
 
@@ -174,7 +174,7 @@ class VideoPipeline:
         return 1 if self.settings.sampling.cfg == 1.0 else 2
 
     def notices(self, prompts: Sequence[Prompt]) -> list[str]:
-        """What a user should know before the run. Raises RequestError for a prompt that the model can't take."""
+        """Notes for the user before the run. Raises RequestError for an invalid prompt."""
         if not hasattr(self, "model"):
             raise RequestError("the pipeline is closed", hint="load it again")
         notices = []
@@ -226,7 +226,7 @@ class VideoPipeline:
         on_begin: OnBegin | None = None,
         on_frame: Callable[[Frame], None] | None = None,
     ) -> Iterator[Video]:
-        """Decode as `stream` does; every video as soon as it is complete, and to `on_frame` every frame."""
+        """Decode as `stream` does; yields each finished video, and passes each frame to `on_frame`."""
         images: list[list[NDArray[np.uint8]]] = [[] for _ in prompts]
         for frame in self.stream(prompts, seeds, on_step, on_begin=on_begin):
             if on_frame is not None:
@@ -274,7 +274,7 @@ class VideoPipeline:
         return World(self.model, self.resolved, self.settings, frames, seed)
 
     def close(self) -> None:
-        """Release the model and its caches; the pipeline can't be used any more."""
+        """Release the model and its caches; later calls raise RequestError."""
         with self._lock:
             self._runs.clear()
             del self.model
@@ -284,7 +284,7 @@ class VideoPipeline:
         raise TypeError("a pipeline can't be pickled or copied: load the model in each process")
 
     def run(self, prompts: Sequence[Prompt], seeds: Sequence[int]) -> Decode:
-        """Decode as `stream` does, without looking at the frames; the engine's state of the last batch."""
+        """Decode as `stream` does, without the frames; returns the engine's state of the last batch."""
         for _ in self.stream(prompts, seeds):
             pass
         return self._runs[-1].decode
@@ -387,7 +387,7 @@ class VideoPipeline:
         return run.document(index)
 
     def with_config(self, config: RunConfig) -> VideoPipeline:
-        """The same loaded model in another run; model, device and dtype of `config` are not looked at."""
+        """The same loaded model in another run; ignores model, device and dtype of `config`."""
         return VideoPipeline(self.model, config, checkpoint=self._checkpoint)
 
     def with_settings(self, **changes: Any) -> VideoPipeline:

@@ -1,4 +1,4 @@
-"""The recipe of a video: all that decides its tokens and look, and no path, device or number of threads."""
+"""The recipe of a video: all settings that determine its tokens and look, without paths, device or threads."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def prompt_of(recipe: dict[str, Any], source: str) -> Prompt:
 
 
 def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-    """Dotted keys to take from a recipe besides those `given`, and notes for the user. Raises RequestError."""
+    """Dotted keys to read from a recipe, except the `given` ones, and notes for the user. Raises RequestError."""
     settings = flat(current(recipe["settings"]))
     taken = {k: v for k, v in settings.items() if k.startswith(_TAKEN) and k not in given}
     model, preset = settings.get("model"), settings.get("backend.preset")
@@ -102,7 +102,7 @@ def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> 
 
 
 def same_weights(recipe: dict[str, Any], source: str, model: str, loaded: Identity) -> list[str]:
-    """The note for the user where a model is not the one that the recipe was made with."""
+    """A note for the user if the model differs from the recipe's."""
     written = recipe.get("model")
     if not isinstance(written, dict) or written.get("weights", loaded.weights) == loaded.weights:
         return []

@@ -1,4 +1,4 @@
-"""Reports of one batch, read from what the engine counted: replay, decisions, emulated cycles, the JSON document."""
+"""Reports of one batch from the engine's counts: replay, decisions, emulated cycles, the JSON document."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Run:
         stats, emulated = self.replay_stats(video), self.emulated()
         target, controller = settings.rule.target, decode.replay and decode.replay.controller
         encode = clock.reading if spec.layout.context else 0.0
-        # On a GPU the host does not see when an MLP ends.
+        # On a GPU the host does not know when an MLP ends.
         timed = clock.decode and network.device.type == "cpu"
         return {
             "version": __version__,

@@ -1,4 +1,4 @@
-"""Resolve a configuration: fill in the model's defaults, and refuse what the model can't do."""
+"""Resolves a configuration: adds the model's defaults, and refuses unsupported settings."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ SMALL_MODEL_THREADS = 2
 """Threads of the native kernels for a bundled model: its products are too short to share among more."""
 
 DRAFT_WINDOW = 16
-"""Most tokens of a video that a pass takes where no other number is given."""
+"""Default of the draft length."""
 
 PROMPT_TOKENS = 64
-"""Tokens of a prompt with its template that a plan assumes."""
+"""Assumed tokens of a prompt with its template."""
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ def resolve(model: LoadedModel, config: RunConfig) -> RunConfig:
 
 
 def decode_settings(model: LoadedModel, run: RunConfig) -> DecodeSettings:
-    """How a model decodes under a resolved configuration."""
+    """Decode settings of a resolved configuration."""
     spec, replay, threads = spec_in(model, run), run.replay, run.runtime.threads
     if threads is None and model.name in BUNDLED:
         threads = min(SMALL_MODEL_THREADS, torch.get_num_threads())
@@ -190,7 +190,7 @@ def _check_ratio(config: RunConfig, frames: int, layout: Layout) -> None:
 
 
 def _draft_length(config: RunConfig, frame: int) -> int:
-    """Most tokens of a video in a pass. Raises RequestError for more than a frame or the attention holds."""
+    """The draft length. Raises RequestError for more tokens than a frame or the attention window."""
     window, attention = config.draft.window, config.attention.window
     most = min(frame, attention or frame)
     if window is not None and window > most:

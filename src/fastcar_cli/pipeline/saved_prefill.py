@@ -1,4 +1,4 @@
-"""The prompts' KV cache in a file, so that runs of one input under many settings compute the prefill once."""
+"""The prompts' KV cache in a file, so that several runs of one input compute the prefill once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pipeline yields: frames, and finished videos with report and recipe."""
+"""Results of a pipeline: frames, and finished videos with report and recipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a video is from the dense one of its prompt and seed, on decoded uint8 frames; nothing is downloaded."""
+"""Compares a video with the dense one of its prompt and seed, on decoded uint8 frames; downloads nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Scorer:
         return [KEYS[n] for n in self.names]
 
     def check(self, height: int, width: int) -> None:
-        """Refuse metrics that can't be had here or for frames of this size. Raises RequestError."""
+        """Refuse metrics that are not available here or for this frame size. Raises RequestError."""
         for name, least in (("ssim", SSIM_WINDOW), ("ms-ssim", GAUSS)):
             if name in self.names and min(height, width) < least:
                 rest = ",".join(n for n in self.names if n not in ("ssim", "ms-ssim")) or "psnr"

@@ -27,9 +27,9 @@ from fastcar_cli.system.extras import need
 from fastcar_cli.system.files import csv_of, write_whole
 
 QUALITY = ("ssim", "ms_ssim", "psnr_db", "lpips", "temporal")
-"""The knee is that of the first of these that was measured."""
+"""Metrics for the knee; the first measured one counts."""
 SETTING = ("tau", "ratio", "score", "window", "gate", "backend", "draft")
-"""What makes a line of the summary."""
+"""Keys of a line of the summary."""
 PARQUET = "results.parquet"
 _WORSE_IS_MORE = ("lpips", "temporal")
 
@@ -159,7 +159,7 @@ def summarise(cells: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[d
 
 
 def dense_line(line: dict[str, Any]) -> bool:
-    """Whether a line or cell of results is of dense videos."""
+    """Whether a line or cell of results is dense."""
     return line["tau"] is None and line["ratio"] is None and line.get("draft", OFF) == OFF
 
 
@@ -275,7 +275,7 @@ def write_tables(folder: Path, results: dict[str, Any]) -> list[str]:
         try:
             write_whole(folder / PARQUET, _parquet(table))
         except RequestError as e:
-            # One of an earlier run would hold other numbers.
+            # A file of an earlier run has other numbers.
             (folder / PARQUET).unlink(missing_ok=True)
             notes.append(f"{e}; {e.hint}")
     write_whole(folder / "results.json", json.dumps(results, ensure_ascii=False, allow_nan=False) + "\n")

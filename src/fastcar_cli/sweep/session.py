@@ -1,4 +1,4 @@
-"""One sweep from a request to its tables: what the command line calls."""
+"""One sweep from a request to its tables, as the command line calls it."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Session:
             yield store
 
     def left(self, store: Store | None, backend: str | None = None) -> int:
-        """Decodes that are not on disk, of one backend or all."""
+        """The number of missing decodes, of one backend or all."""
         groups = [g for g in self.groups if backend in (None, g[0].backend)]
         return sum(max(0, self.grid.repeats - (store.runs(c) if store else 0)) for g in groups for c in g)
 
@@ -244,7 +244,7 @@ def _grid_of(request: Request, prompts: tuple[str, ...], gate: str) -> Grid:
 
 
 def _plain(request: Request) -> RunConfig:
-    """The configuration without what the grid decides. Raises RequestError for keys that contradict a sweep."""
+    """The configuration without the keys of the grid. Raises RequestError for keys that contradict a sweep."""
     config = request.config
     if config.generation.samples != 1:
         said = ("a sweep takes the number of videos from ", Key("seeds"))

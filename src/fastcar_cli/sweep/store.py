@@ -61,7 +61,7 @@ class _Drafts(Foreign):
 
 
 class _Saved(Foreign):
-    """What a cell's file holds beside the cell; files of earlier versions lack some keys."""
+    """Content of a cell's file besides the cell; files of earlier versions lack some keys."""
 
     runs: Annotated[list[_Run], Field(min_length=1)]
     files: dict[str, str]
@@ -221,7 +221,7 @@ class Store:
         return document
 
     def runs(self, cell: Cell) -> int:
-        """How often a cell was timed; 0 where it is not finished."""
+        """Number of a cell's timings; 0 for an unfinished cell."""
         return len(self.cells[cell.id]["runs"]) if cell.id in self.cells else 0
 
     def put(self, finding: Finding, scale: int) -> None:

@@ -1,4 +1,4 @@
-"""Decodes cells with one loaded model and measures them. Only decoding is timed, by the engine's own clock."""
+"""Decodes and measures cells with one loaded model. The engine's clock times decoding only."""
 
 from __future__ import annotations
 

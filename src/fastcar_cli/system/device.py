@@ -1,4 +1,4 @@
-"""What devices do: wait for their work, run out of memory; and what a caller's torch must not change."""
+"""Helpers for devices: synchronisation, out-of-memory errors, and isolation from the caller's torch settings."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def one_thread_after_fork() -> None:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until a GPU has done what it was given, so that a clock is right; nothing on a CPU."""
+    """Wait for a GPU's pending work, so that timings are right; nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

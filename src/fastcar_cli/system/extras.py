@@ -1,4 +1,4 @@
-"""Packages that only one optional part needs, and a clear word where they are missing."""
+"""Optional packages, and a clear error if one is missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EXTRAS = {
     **dict.fromkeys(("llama_cpp", "gguf"), "llama-cpp"),
     **{"ik_llama_cpp": "ik-llama-cpp", "openvino": "openvino"},
 }
-"""Packages and the extras of pyproject.toml that bring them."""
+"""Packages, and the extras in pyproject.toml that install them."""
 
 
 def need(module: str, what: Text) -> Any:

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and names that two runs never share."""
+"""Writes files atomically, under names that two runs never share."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _remove_left(folder: Path, begin: str) -> None:
 
 
 _FOLDERS: set[Path] = set()
-"""Where this process makes hidden files."""
+"""Folders with hidden files of this process."""
 
 
 @atexit.register
@@ -257,7 +257,7 @@ def read_arrays(file: Path) -> dict[str, Any]:
         raise
     except Exception as e:  # whatever a damaged file makes zipfile, zlib and numpy raise
         with file.open("rb") as f:
-            # numpy takes every file that it does not know for a pickle.
+            # numpy treats every unknown file as a pickle.
             known = f.read(1) in (b"\x93", b"P", b"\x80")
         why = why_unread(e)
         raise ValueError(why if known or why != OBJECTS else "it is neither .npy nor .npz") from None
@@ -267,12 +267,12 @@ OBJECTS = "it holds Python objects, which fastcar does not load"
 
 
 def reason_of(error: Exception) -> str:
-    """Why a file can't be read or written, without its name."""
+    """The reason of an OSError, without the file's name."""
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def why_unread(error: Exception) -> str:
-    """The first line of a library's error, without its advice to run what a file holds."""
+    """The first line of a library's error, without its advice to run the file's code."""
     said = str(error).partition("\n")[0] or type(error).__name__
     return OBJECTS if re.search("allow_pickle|Weights only load failed", said) else said
 

@@ -1,4 +1,4 @@
-"""What the process may use of its machine: cores by affinity and quota, memory by its control groups (version 2)."""
+"""Limits of the process: cores by affinity and quota, memory by control groups (version 2)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _reclaimable(group: Path) -> int:
 
 
 def require_proc() -> None:
-    """Raise RequestError in a sandbox of Linux without the files by which libraries know cores and memory."""
+    """Raise RequestError in a Linux sandbox that hides the files from which libraries read cores and memory."""
     hidden = [str(f) for f in NEEDED if not os.access(f, os.R_OK)] if sys.platform == "linux" else []
     if hidden:
         said = f"this sandbox hides {' and '.join(hidden)}, which PyTorch needs to detect cores and memory"
@@ -51,7 +51,7 @@ def require_proc() -> None:
 
 
 def free_memory(machine: int) -> int:
-    """Bytes that the process may still take, of those that are free on the machine."""
+    """Bytes of free memory that the process may still use."""
     free = machine
     for group in _groups():
         most, now = _words(group / "memory.max"), _words(group / "memory.current")
@@ -87,7 +87,7 @@ def raise_open_files() -> None:
 
 
 def open_files() -> int:
-    """Files that the process may open beside those that are open, with some to spare."""
+    """How many more files the process may open, with a reserve."""
     try:
         import resource
 

@@ -1,4 +1,4 @@
-"""JSON from files that anybody may have written, checked by pydantic; errors name file, key and what is allowed."""
+"""Untrusted JSON files, checked by pydantic; errors name file, key and allowed values."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def parse_json(text: str, *, finite: bool = False) -> Any:
 
 
 def read_json(file: Path, *, hint: str | None = None) -> Any:
-    """What a JSON file holds. Raises RequestError; `hint` is of one that is missing."""
+    """The data of a JSON file. Raises RequestError; `hint` is for a missing file."""
     try:
         return parse_json(file_text(file))
     except FileNotFoundError:
@@ -99,7 +99,7 @@ def checked(kind: type[T], data: Any, file: Path | str, key: str = "") -> T:
 
 
 def read_checked(kind: type[T], file: Path, data: object = None, *, of: str = "model") -> T:
-    """What a JSON file of a checkpoint holds, or its `data` if read already; see `checked`."""
+    """The data of a checkpoint's JSON file, or `data` if already read; see `checked`."""
     if data is None:
         data = read_json(file, hint=f"the folder holds no {of} checkpoint")
     return checked(kind, data, file)

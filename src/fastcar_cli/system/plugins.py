@@ -26,7 +26,7 @@ WORLDS = "fastcar.worlds"
 
 
 class JudgedWorld(Protocol):
-    """A world that a model draws."""
+    """The world of a model."""
 
     @property
     def name(self) -> str:
@@ -39,7 +39,7 @@ class JudgedWorld(Protocol):
         """
 
     def unseen_captions(self, count: int, seed: int) -> list[str]:
-        """Captions that training left out."""
+        """Held-out captions."""
 
 
 Recogniser: TypeAlias = "Callable[[Any, int, int], JudgedWorld | None]"
@@ -66,7 +66,7 @@ def command_names() -> list[str]:
 
 
 def command(name: str, group: str = COMMANDS) -> Callable[[], Any] | None:
-    """What imports the program of an added command; None where there is none of this name."""
+    """The loader of an added command; None for unknown names."""
     return next((entry.load for entry in _entries(group) if entry.name == name), None)
 
 
@@ -79,7 +79,7 @@ def of_fpga(name: str, what: str) -> Callable[..., None]:
 
 
 def can_judge() -> bool:
-    """Whether any package is installed that judges videos."""
+    """Whether an installed package judges videos."""
     return bool(_entries(WORLDS))
 
 

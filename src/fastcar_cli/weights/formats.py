@@ -207,4 +207,4 @@ FORMATS = {
 """The table. A format's place in it is its number in the native kernels."""
 
 PACKED = {name: row for name, row in FORMATS.items() if row.scale is not None}
-"""Those with fewer bits than a float has."""
+"""The formats with fewer bits than floats."""

@@ -63,7 +63,7 @@ class _Safetensors:
         self.shapes = {k: kind[1:] for k, kind in kinds.items() if k not in beside}
 
     def reopen(self) -> None:
-        """Drop what is mapped."""
+        """Drop the mapping."""
         self._handle: Any = None
         try:
             self._handle = safe_open(str(self.path), framework="pt", device="cpu")
@@ -317,7 +317,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mappi
     """Write a safetensors file, aligned to `ALIGNMENT`, and wait until it is on the disk. Raises OSError.
     The library's own writer copies every tensor first and lets them begin at any multiple of 8 bytes.
     """
-    # What is no multiple of the alignment goes last, so that it moves nothing else.
+    # Tensors of other sizes than multiples of the alignment go last.
     ordered = sorted(tensors.items(), key=lambda item: item[1].nbytes % ALIGNMENT != 0)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"} if metadata is None else dict(metadata)}
     end = 0
