@@ -71,8 +71,8 @@ def generate(ctx: typer.Context, asked: GenerateOptions, flags: Flags) -> None:
             hint="use fewer prompts or --samples",
         )
     if asked.trace_to is not None and pipe.settings.frames > pipe.settings.held:
-        most = pipe.spec.longest
-        raise RequestError("--trace takes the decisions of one context, and this one rolls", allowed=f"{most} frames")
+        said, most = "--trace takes the decisions of one context, and this one rolls", pipe.spec.frames
+        raise RequestError(said, allowed=f"{most} frames", hint="--context-policy stop")
     other = [] if recipe is None else same_weights(recipe, str(asked.earlier), run.model, pipe.checkpoint.identity)
     if other and asked.continued is not None:
         raise RequestError(other[0], hint="--continue needs the weights that made the video")
@@ -113,6 +113,7 @@ def _longer(
     asked: GenerateOptions, recipe: dict[str, Any], named: list[str], taken: Flags, flags: Flags
 ) -> tuple[dict[str, Any], Flags]:
     """The recipe and the options of an extended video. Raises RequestError for options that would change its start."""
+    from fastcar_cli.checkpoints.open import known
     from fastcar_cli.inputs.actions import read_actions
     from fastcar_cli.media import read_frames
     from fastcar_cli.pipeline.recipe import decides
@@ -127,7 +128,11 @@ def _longer(
         raise RequestError(said, hint="leave it out")
     begun = len(read_frames(Path(str(asked.continued))))
     more = flags.get("generation.frames") or begun
-    flags = {"generation.context_policy": "roll", **flags, "generation.frames": begun + more}
+    # Where it is longer than in training and did not roll, a longer one that rolls would have other frames.
+    name = flags.get("model") or taken.get("model")
+    rolls = name is None or begun <= known(name).spec.frames
+    policy = "roll" if rolls else taken["generation.context_policy"]
+    flags = {"generation.context_policy": policy, **flags, "generation.frames": begun + more}
     rows = recipe.get("input", {}).get("actions")
     if rows is not None:
         if asked.actions is None or len(asked.actions) != 1:

@@ -89,6 +89,9 @@ def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> 
     base = flat(RunConfig.from_dict(nested(taken), source).to_dict())
     taken = {k: base[k] for k in taken}
     later_wins(taken, given)
+    if "generation.context_policy" not in given:
+        # Older versions had no other policy, and wrote none.
+        taken.setdefault("generation.context_policy", "stop")
     if "generation.seed" not in given:
         taken["generation.seed"] = recipe["seed"]
     defaults = flat(RunConfig().to_dict())

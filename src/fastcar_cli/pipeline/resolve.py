@@ -39,9 +39,10 @@ def resolve(model: LoadedModel, config: RunConfig) -> RunConfig:
     """Fill in the model's choice for all but `generation.seed`. Raises RequestError for what it can't do."""
     spec, own, replay, draft = spec_in(model, config), model.defaults, config.replay, config.draft
     frames = spec.frames if config.generation.frames is None else config.generation.frames
-    policy = config.generation.context_policy or ("roll" if model.name in BUNDLED else "stop")
+    one_context = model.name not in BUNDLED or config.backend.name == "fpga-sim"
+    policy = config.generation.context_policy or ("stop" if one_context else "roll")
     _check_frames(model.name, spec, frames, policy == "roll")
-    if frames > spec.longest:
+    if policy == "roll" and decoded_frames(spec, frames) > segment_of(spec):
         _check_rolls(model.name, spec, config)
     sampling = config.sampling.model_copy(
         update={key: getattr(own.sampling, key) for key, value in config.sampling if value is None}
@@ -138,8 +139,8 @@ def decoded_frames(spec: Spec, frames: int) -> int:
 
 
 def segment_of(spec: Spec) -> int:
-    """Latent frames that are decoded before a rolling context rolls: all that there are positions for."""
-    return decoded_frames(spec, spec.longest)
+    """Latent frames that are decoded before a rolling context rolls: those of training, or of all positions."""
+    return decoded_frames(spec, min(spec.frames, spec.longest))
 
 
 def _check_frames(name: str, spec: Spec, frames: int, rolls: bool) -> None:
@@ -169,7 +170,10 @@ def _check_rolls(name: str, spec: Spec, config: RunConfig) -> None:
     """Refuse to roll a context that can't, or whose cycles are not known. Raises RequestError."""
     if config.backend.name == "fpga-sim":
         said = "the emulated accelerator does not roll contexts"
-        raise RequestError(said, key="frames", value=config.generation.frames, allowed=f"at most {spec.longest}")
+        allowed = f"at most {min(spec.frames, spec.longest)}"
+        raise RequestError(
+            said, key="frames", value=config.generation.frames, allowed=allowed, hint=(Key("context_policy"), " stop")
+        )
     if segment_of(spec) < 1 + (not spec.layout.prompt_frames):
         raise RequestError(f"the model {name!r} has positions for one frame", key="context_policy", allowed="stop")
 
