@@ -72,7 +72,7 @@ def play(
         if steps is not None:
             _by_lines(session, steps, frames if as_json else None, session.pipe.fps if "fps" in given(ctx) else None)
         elif terminal:
-            session = play_here(session)
+            play_here(session)
         else:
             player = Player(session, session.pipe.fps, port)
             typer.echo(player.url)
@@ -84,7 +84,6 @@ def play(
     except KeyboardInterrupt as e:
         ends = e
     finally:
-        session = session if player is None else player.session
         session.save()
     report = session.report() if player is None else player.report()
     if as_json:
@@ -148,7 +147,7 @@ def _by_lines(session: PlaySession, source: str, frames: str | None, fps: int | 
     due = time.monotonic()
     for where, given_action in _actions(session, source):
         if fps is not None and (due := max(due + 1 / fps, time.monotonic())) > time.monotonic():
-            session.world.ahead()
+            session.ahead(given_action)
             time.sleep(max(0.0, due - time.monotonic()))
         try:
             image, info = session.step(given_action)

@@ -33,8 +33,8 @@ def check_terminal() -> None:
         raise RequestError(f"--terminal: {why}", hint="fastcar play without it opens a page")
 
 
-def play_here(session: PlaySession) -> PlaySession:
-    """Play until `q`; the last session, as a reset begins another one."""
+def play_here(session: PlaySession) -> None:
+    """Play until `q`."""
     import termios
     import tty
 
@@ -60,11 +60,11 @@ def play_here(session: PlaySession) -> PlaySession:
                 for key in KEY.findall(keys):
                     key = ARROWS.get(key, key.lower())
                     if key == "q":
-                        return session
+                        return
                     if key in ("p", "."):
                         paused, once = key == "." or not paused, key == "."
                     elif key == "r":
-                        session = session.again()
+                        session.restart()
                         preview.add(session.newest[-1])
                     elif key == " ":
                         action = [0.0] * session.size

@@ -119,13 +119,11 @@ class Player(LocalServer):
 
     def _obey(self, form: dict[str, Any], done: Future[None]) -> None:
         try:
-            order, changes = form["order"], {}
+            order = form["order"]
             if order in ("reset", "change"):
                 keys = {"tau": "replay.tau", "draft": "draft.kind"} if order == "change" else {}
                 changes = {key: form[name] for name, key in keys.items() if name in form}
-                self.session = self.session.again(
-                    seed=form.get("seed"), here=order == "change", changes=changes or None
-                )
+                self.session.restart(seed=form.get("seed"), here=order == "change", changes=changes)
                 self._times.clear()
             else:
                 self.paused, self._one = order != "play", order == "step"

@@ -19,6 +19,7 @@ from fastcar_cli.system.signals import uninterrupted
 
 if TYPE_CHECKING:
     from fastcar_cli.pipeline.pipeline import VideoPipeline
+    from fastcar_cli.pipeline.play import World
 
 IN_MEMORY = 2**26
 """Bytes of frames that wait in memory for the video; more wait in a temporary file."""
@@ -36,26 +37,27 @@ class PlaySession:
 
     def __init__(self, pipe: VideoPipeline, frames: NDArray[np.uint8], seed: int, path: Path) -> None:
         """As `VideoPipeline.play`. Raises RequestError."""
-        self.pipe, self.world, self.path, self._wanted = pipe, pipe.play(frames, seed), path, path
-        self.size, self.reach = self.world.spec.conditions, self.world.reach
-        self.first, self.newest = frames, deque(self.world.context, maxlen=len(self.world.context))
+        self.first, self._wanted = frames, path
+        self._begin(pipe, pipe.play(frames, seed))
+
+    def _begin(self, pipe: VideoPipeline, world: World) -> None:
+        self.pipe, self.world, self.path = pipe, world, self._wanted
+        self.size, self.reach = world.spec.conditions, world.reach
+        self.newest = deque(world.context, maxlen=len(world.context))
         self.seconds: list[float] = []
         self._passes = self._saved = 0
         self._pixels = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115
         self._actions: TextIO | None = None
 
-    def again(
-        self, *, seed: int | None = None, here: bool = False, changes: dict[str, Any] | None = None
-    ) -> PlaySession:
-        """A new session from the first frames or, with `here`, from the newest; keys of the run may change.
+    def restart(self, *, seed: int | None = None, here: bool = False, changes: dict[str, Any] | None = None) -> None:
+        """Save and begin anew, from the first frames or, with `here`, from the newest; keys of the run may change.
 
-        This one is saved. Raises RequestError, and RunError as `save`.
+        Raises RequestError, and RunError as `save`.
         """
         pipe = self.pipe.with_config(self.pipe.config.changed(changes)) if changes else self.pipe
-        frames = np.stack(self.newest) if here else self.first
-        begun = PlaySession(pipe, frames, self.world.seed if seed is None else seed, self._wanted)
+        world = pipe.play(np.stack(self.newest) if here else self.first, self.world.seed if seed is None else seed)
         self.save()
-        return begun
+        self._begin(pipe, world)
 
     @property
     def decoded(self) -> int:
