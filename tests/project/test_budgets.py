@@ -17,7 +17,7 @@ from fastcar_cli.cli.app import COMMANDS, app
 
 SOURCE = ROOT / "src"
 LINES = {".py", ".h", ".cpp", ".html", ".js", ".css", ".yaml"}
-MOST_LINES = 29_268
+MOST_LINES = 29_267
 """Of fastcar_cli and fastcar_fpga together."""
 MOST_LABORATORY_LINES = 19_414
 MOST_OPTIONS = 40
