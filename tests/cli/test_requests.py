@@ -160,7 +160,7 @@ def test_parameters_of_the_library_are_flags_on_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["generate", "a car", "--frames", "9"], "--frames 9"),
+        (["generate", "a car", "--frames", "9", "--context-policy", "stop"], "--frames 9"),
         (["generate", "a car", "--frames", "0"], "--frames 0: not allowed"),
         (["generate", "a car", "--set", "replay.max_age=0"], "--set"),
         (["generate", "a car", "--frames", "2", "--replay-ratio", "0.9"], "--replay-ratio 0.9"),
