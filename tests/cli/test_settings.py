@@ -55,7 +55,7 @@ def test_generate_takes_both_and_says_so(process: Run, tmp_path: Path, monkeypat
     done = process("generate", PROMPT, "--json", "-o", "a.mp4")
     report = json.loads(done.stdout)
     assert (report["tau"], report["video"]["frames"], report["video"]["width"]) == (-2.0, 1, 192)
-    assert "note: fastcar.yaml sets generation.frames, video.scale" in done.stderr
+    assert "note: fastcar.yaml sets generation.frames\n" in done.stderr
     assert "note: the environment sets model, replay.tau, video.scale" in done.stderr
     done = process("generate", PROMPT, "--tau", "off", "--set", "video.scale=1", "--json", "-o", "b.mp4")
     report = json.loads(done.stdout)

@@ -14,7 +14,6 @@ from fastcar_cli.cli.render import Results, console, note, progress
 from fastcar_cli.config.keys import MODELS
 from fastcar_cli.config.run_config import load_config, surroundings
 from fastcar_cli.errors import RequestError
-from fastcar_cli.inputs.prompt import prompts_in
 from fastcar_cli.system.limits import cores
 
 if TYPE_CHECKING:
@@ -51,6 +50,8 @@ def convert(
         raise RequestError("--calibrate has no effect with --dtype bfloat16", hint="use it with --dtype int4 or int8")
     calibration = None
     if calibrate is not None:
+        from fastcar_cli.inputs.prompt import prompts_in
+
         calibration = Calibration(tuple(prompts_in(calibrate, f"--calibrate {calibrate}").prompts.values()))
     check_folder(output)
     import torch

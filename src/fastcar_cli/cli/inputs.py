@@ -14,7 +14,6 @@ import typer
 from fastcar_cli.cli.flags import given, refuse
 from fastcar_cli.config.run_config import shown
 from fastcar_cli.errors import RequestError
-from fastcar_cli.inputs.prompt import prompts_in
 from fastcar_cli.system.files import make_folder
 
 if TYPE_CHECKING:
@@ -194,6 +193,8 @@ def folder_for(asked: GenerateOptions, videos: int) -> Path | None:
 
 def _texts_of(typed: list[str], file: Path | None) -> list[tuple[str, str | None]]:
     """Prompts of the arguments, then of the file, with their lines. Raises RequestError, also for a file's name."""
+    from fastcar_cli.inputs.prompt import prompts_in
+
     for text in typed:
         if not text.strip():
             raise RequestError("the prompt is empty", hint="describe the video in a few words")

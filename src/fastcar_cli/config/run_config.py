@@ -343,5 +343,5 @@ def surroundings() -> list[Layer]:
 def notices(sources: Mapping[str, str]) -> list[str]:
     """Notes on keys that the environment or fastcar.yaml has set, from the sources of `load_sources`."""
     named = {FILE: [k for k, s in sources.items() if s == FILE]}
-    named["the environment"] = [k for k, s in sources.items() if s.startswith(PREFIX)]
+    named["the environment"] = sorted(k for k, s in sources.items() if s.startswith(PREFIX))
     return [f"{source} sets {', '.join(keys)}" for source, keys in named.items() if keys]
