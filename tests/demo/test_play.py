@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -333,6 +334,7 @@ def test_keys_of_a_terminal_steer(tmp_path: Path) -> None:
     def read_until(text: bytes) -> None:
         nonlocal shown
         while text not in shown:
+            assert select.select([main], [], [], 120)[0]
             shown += os.read(main, 65536)
 
     read_until(b"frame 1,")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.live import Live
+from rich.text import Text
 
 from fastcar_cli.cli.render import Preview, console, lacking
 from fastcar_cli.errors import RequestError
@@ -49,7 +50,7 @@ def play_here(session: PlaySession) -> None:
     action, paused, once, due = [0.0] * session.size, False, False, time.monotonic()
     try:
         tty.setcbreak(descriptor)
-        with Live(Group(preview, help_), console=terminal, auto_refresh=False, transient=True) as live:
+        with Live(Group(preview, Text(help_)), console=terminal, auto_refresh=False, transient=True) as live:
             while True:
                 if due > time.monotonic() and not paused:
                     session.ahead(action)
@@ -82,6 +83,6 @@ def play_here(session: PlaySession) -> None:
                     due = max(due + 1 / session.pipe.fps, time.monotonic())
                     numbers = session.statistics()
                     said = f"frame {session.decoded}, {numbers['hit_share']:.0%} ahead, action {action}"
-                    live.update(Group(preview, said, help_), refresh=True)
+                    live.update(Group(preview, Text(said), Text(help_)), refresh=True)
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
