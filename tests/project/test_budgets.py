@@ -17,7 +17,7 @@ from fastcar_cli.cli.app import COMMANDS, app
 
 SOURCE = ROOT / "src"
 LINES = {".py", ".h", ".cpp", ".html", ".js", ".css", ".yaml"}
-MOST_LINES = 29_282
+MOST_LINES = 29_292
 """Of fastcar_cli and fastcar_fpga together."""
 MOST_LABORATORY_LINES = 19_547
 MOST_OPTIONS = 40

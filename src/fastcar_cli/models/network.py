@@ -133,6 +133,16 @@ class Spec(ABC):
         """See `FrameSpec`."""
 
     @property
+    def code_depth(self) -> int:
+        """See `FrameSpec.depth`."""
+        return self.frame_spec.depth
+
+    @property
+    def frame_size(self) -> tuple[int, int]:
+        """See `FrameSpec.size`."""
+        return self.frame_spec.size
+
+    @property
     def codes(self) -> int:
         """See `FrameSpec`."""
         return self.frame_spec.codes
