@@ -106,6 +106,7 @@ def test_int8_keys_a_short_window_and_the_accelerator(run: Run, model: str, tmp_
     assert run("fpga", "trace.npz", "--json").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_sweep_shows_what_each_picture_has(run: Run, model: str, tmp_path: Path) -> None:
     clip = _begun(model, tmp_path)[6]
     options = ["--tau", "off,-0.1", "--repeats", "1", "--set", f"generation.size={SIZE}", "--set", "draft.kind=frame"]

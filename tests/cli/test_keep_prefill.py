@@ -113,6 +113,7 @@ def test_another_model_and_files_of_other_kinds_are_refused(model: str, tmp_path
             pipeline(model, **kept(str(file))).run([CLIP], [1])
 
 
+@pytest.mark.slow
 def test_by_the_command_line(run: Run, model: str, tmp_path: Path) -> None:
     write_clip(tmp_path / "clip", moving_clip(9, 48, 64))
     begun = ["generate", "--model", model, "--size", SIZE, "--input", "clip", "--seed", "5", "--json"]

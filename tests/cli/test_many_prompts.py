@@ -21,6 +21,7 @@ def prompts(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mini", "table"])
 def test_notes_on_many_prompts_are_few(prompts: Path, tmp_path: Path, model: str) -> None:
     begin = time.process_time()

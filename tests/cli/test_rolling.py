@@ -82,6 +82,7 @@ def test_what_is_of_one_context_is_refused(run: Run, folder: Path, options: tupl
     assert run(*_asked(folder, "vila-u"), "--frames", "4", *ROLL, *options, "-o", "a.mp4").returncode == 0
 
 
+@pytest.mark.slow
 def test_saved_prefills_are_those_of_the_prompt(run: Run, folder: Path) -> None:
     """Written once, and read once; what rolls is computed."""
     videos = []
@@ -121,6 +122,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [128, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_a_session_is_the_video_of_its_actions(

@@ -64,6 +64,7 @@ def _stopped(folder: Path, frames: int, number: signal.Signals, *arguments: str)
     return process.returncode, stdout, stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     [

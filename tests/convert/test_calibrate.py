@@ -198,6 +198,7 @@ def other_prompts(file: Path) -> Path:
     return other
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs a list of mapped files")
 def test_what_was_rounded_plainly_is_gone_when_rounding_begins(make, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     source, seen = Source(str(make())), []

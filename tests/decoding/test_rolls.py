@@ -137,6 +137,7 @@ def test_a_roll_is_a_new_decode(toys: Callable[[str], Toy], kind: str, executor:
         assert_as_new(toy, toy.decode(asked, videos, cfg).run(), videos, cfg)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=12, deadline=None)

@@ -147,6 +147,7 @@ def test_json_has_every_line_and_every_ratio() -> None:
         assert least == min(result["ratios"][name] for result in document["contexts"])
 
 
+@pytest.mark.slow
 def test_busy_processes_are_there_while_passes_are_timed_and_gone_after(monkeypatch: pytest.MonkeyPatch) -> None:
     loops: list[subprocess.Popen[bytes]] = []
     states: list[list[int | None]] = []

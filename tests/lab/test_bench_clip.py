@@ -50,6 +50,7 @@ def test_everybody_decodes_the_same_clip() -> None:
     assert result["lines"]["transformers float32"]["vs_transformers"] == 1
 
 
+@pytest.mark.slow
 def test_both_run_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """At temperature 0 our ids would be those of transformers: the logits of the first position are equal."""
     network = networks(PLAN)["float32"]
@@ -78,6 +79,7 @@ def test_both_run_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(steps) == 51 and (steps[1] - heard[0]).abs().max() < 1e-3
 
 
+@pytest.mark.slow
 def test_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(clip.SHAPES, "small", SMALL)
     monkeypatch.setenv("COLUMNS", "200")

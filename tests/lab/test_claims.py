@@ -263,6 +263,7 @@ def test_videos_that_memory_holds_one_at_a_time_show_the_same(
     np.testing.assert_allclose(alone["by_layer"], together["by_layer"], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_started_again_nothing_is_decoded_and_the_page_is_the_same(folder: Path) -> None:
     files = {p: p.stat().st_mtime_ns for p in (folder / "out").rglob("cells/*")}
     before = _document(folder)["claims"]

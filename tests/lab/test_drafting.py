@@ -42,6 +42,7 @@ def test_all_right_drafts_fill_every_window_and_wrong_ones_give_a_token_a_pass()
         assert counts.to_dict() == {"first_frame": None, "later_frames": 16 / passes}
 
 
+@pytest.mark.slow
 def test_decodes_accept_what_their_codes_promise() -> None:
     pipe = VideoPipeline.from_config(
         RunConfig.from_dict({"model": "mini", "generation": {"frames": 4}, "runtime": {"threads": 1}})
@@ -106,6 +107,7 @@ def test_the_table_is_printed_as_format_says(
     assert row.startswith('"mini, temperature 1",')
 
 
+@pytest.mark.slow
 def test_auto_tries_drafts_that_all_count_as_wrong_and_stops() -> None:
     arguments = ["lab", "draft-cost", "--model", "mini", "--prompts", "1", "--set", "generation.frames=4", "--json"]
     done = CliRunner().invoke(app, arguments)

@@ -52,6 +52,7 @@ def test_layers_take_the_disk_of_one(tmp_path: Path) -> None:
     assert len(shapes_in(tmp_path / "9" / GOLDEN["base"].name)) > 9 * 11
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "billions"), [("4b", 4.014), ("12b", 11.561), ("5b", 4.585), ("13b", 13.323)])
 def test_released_shapes_have_the_published_sizes(name: str, billions: float) -> None:
     spec = shape_of(name)

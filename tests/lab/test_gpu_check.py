@@ -75,6 +75,7 @@ def test_a_part_that_fails_is_named_and_the_others_run(monkeypatch: pytest.Monke
     )
 
 
+@pytest.mark.slow
 def test_a_shape_that_does_not_fit_leaves_the_other_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastcar_lab.bench.gpu.equals_torch", lambda *_: {})
     monkeypatch.setattr("fastcar_cli.profile.profiler.BUDGET", 1)

@@ -203,6 +203,7 @@ def test_there_are_eight_colours() -> None:
     assert len(COLORS) == 8
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6))
 def test_a_caption_says_what_its_scene_says(number: int) -> None:
     """Whatever the phrasing; daylight and places beside each other may go without saying."""

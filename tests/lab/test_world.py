@@ -83,6 +83,7 @@ def test_coverage_is_what_render_covers() -> None:
     assert np.array_equal(changed, coverage(scene, pose) > 1e-3)
 
 
+@pytest.mark.slow
 def test_dictionary_codes_are_the_nearest_codes() -> None:
     dictionary = build_dictionary(640, 64)
     codebooks = np.where(dictionary.used[..., None], dictionary.vectors, 1e3)
