@@ -168,12 +168,23 @@ def read(file: Path) -> Decisions:
 
 
 def draw(
-    *, layers: int, rows: int, frames: int, tokens_per_frame: int, ratio: float, seed: int, spread: str = "eligible"
+    *,
+    layers: int,
+    rows: int,
+    frames: int,
+    tokens_per_frame: int,
+    ratio: float,
+    seed: int,
+    spread: str = "eligible",
+    pair_correlation: float = 0.0,
+    profile: str = "flat",
 ) -> Bits:
     """Synthetic decisions [layers, rows, passes] with a mean replay ratio over all passes.
 
     spread: `eligible` leaves the first frame computing, `all` spreads the ratio over every pass (our reading of the
-    published table). Raises RequestError where the ratio can't be reached.
+    published table). pair_correlation: probability that rows i and i + rows / 2 share their decision. profile: `flat`,
+    or `valley`, where the middle layers replay least (the outline of the published Figure 5). Raises RequestError where
+    the ratio can't be reached.
     """
     passes = frames * tokens_per_frame - 1
     first = tokens_per_frame if spread == "eligible" else 0
@@ -189,6 +200,19 @@ def draw(
             value=f"{ratio:g}",
             hint=(Key("spread"), " all spreads the ratio over the first frame too"),
         )
-    bits = np.random.default_rng(seed).random((layers, rows, passes)) < min(rate, 1.0)
+    rates = np.full(layers, min(rate, 1.0))
+    if profile == "valley" and layers > 1:
+        shape, low, high = 0.5 + np.linspace(-1, 1, layers) ** 2, 0.0, 1e6
+        for _ in range(100):
+            middle = (low + high) / 2
+            low, high = (middle, high) if np.minimum(shape * middle, 1).mean() < rate else (low, middle)
+        rates = np.minimum(shape * high, 1)
+    rng = np.random.default_rng(seed)
+    numbers = rng.random((layers, rows, passes))
+    if pair_correlation and rows % 2 == 0:
+        half = rows // 2
+        shared = rng.random((layers, half, passes)) < pair_correlation
+        numbers[:, half:] = np.where(shared, numbers[:, :half], numbers[:, half:])
+    bits = numbers < rates[:, None, None]
     bits[:, :, :first] = False
     return bits

@@ -49,8 +49,13 @@ def test_damaged_decisions_are_refused(tmp_path: Path) -> None:
 
 def test_drawn_decisions_have_the_requested_ratio() -> None:
     shape: dict[str, Any] = {"layers": 12, "rows": 4, "frames": 4, "tokens_per_frame": 64, "seed": 0}
-    bits = draw(ratio=0.5, **shape)
-    assert bits.mean() == pytest.approx(0.5, abs=0.01) and not bits[:, :, :64].any()
+    for profile in ("flat", "valley"):
+        bits = draw(ratio=0.5, profile=profile, **shape)
+        assert bits.mean() == pytest.approx(0.5, abs=0.01) and not bits[:, :, :64].any()
+    by_layer = bits.mean((1, 2))
+    assert by_layer[0] > by_layer[6] + 0.1
+    together = draw(ratio=0.5, pair_correlation=1.0, **shape)
+    assert np.array_equal(together[:, :2], together[:, 2:])
     with pytest.raises(RequestError, match=r"at most 0\.749"):
         draw(ratio=0.9, **shape)
     assert draw(ratio=0.9, spread="all", **shape)[:, :, :64].any()

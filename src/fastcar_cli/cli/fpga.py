@@ -16,6 +16,7 @@ from fastcar_cli.cli.render import Results, columns
 from fastcar_cli.config.keys import MODELS
 from fastcar_cli.config.lists import each_of
 from fastcar_cli.config.run_config import load_config
+from fastcar_cli.errors import RequestError
 from fastcar_cli.system import plugins
 
 if TYPE_CHECKING:
@@ -38,6 +39,12 @@ def fpga(
     flags: Flags,
     spread: Literal["eligible", "all"] = typer.Option(
         "eligible", help="Passes in which random decisions may replay: eligible ones, or all."
+    ),
+    pair_correlation: float = typer.Option(
+        0.0, help="Probability that the rows of a pair share a random decision.", min=0, max=1
+    ),
+    profile: Literal["flat", "valley"] = typer.Option(
+        "flat", help="Replay ratio by layer of random decisions: flat, or valley (lowest in the middle layers)."
     ),
     seed: int = typer.Option(0, help="Seed of random decisions.", min=0, max=2**63 - 1),
     table: bool = typer.Option(
@@ -73,8 +80,9 @@ def fpga(
         comparisons = [fastcar_fpga.emulate(fastcar_fpga.preset_for(preset, saved.model), saved)]
     else:
         shape = dict(rows=rows, frames=frames, prompt=prompt_tokens, window=attention.window, sinks=attention.sinks)
+        how = dict(seed=seed, spread=spread, pair_correlation=pair_correlation, profile=profile)
         ratios = each_of("replay", replay, _ratio, "not a ratio", "0 to 1, such as 0,0.2,0.5,0.8")
-        comparisons = _drawn(model, preset, shape, ratios, {"seed": seed, "spread": spread})
+        comparisons = _drawn(model, preset, shape, ratios, how)
     if report is not None:
         fastcar_fpga.write_csvs(report, comparisons[-1])
     documents = [f.to_dict() for f in comparisons]
@@ -95,6 +103,9 @@ def _drawn(
     from fastcar_cli.checkpoints.open import spec_of
     from fastcar_fpga import Emulator, compare, draw, preset_for, workload_of
 
+    if how["pair_correlation"] and shape["rows"] % 2:
+        message = f"--pair-correlation with --rows {shape['rows']}: rows have no pairs"
+        raise RequestError(message, hint="use an even number of rows")
     spec = spec_of(model)
     accelerator = preset_for(preset, spec)
     work = workload_of(spec, **shape)

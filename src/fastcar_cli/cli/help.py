@@ -10,7 +10,7 @@ GROUPS = {
     "Model and video": "--output --names --force --model --frames --context --size --seed --seeds --samples --rows "
     "--prompt-tokens --fps --scale",
     "Replay, drafts and attention": "--tau --replay-ratio --replay --score --tas --gate --max-replay-age --draft "
-    "--draft-window --axis --window --sinks --kv-dtype --spread",
+    "--draft-window --axis --window --sinks --kv-dtype --spread --pair-correlation --profile",
     "Sampling": "--cfg --temperature --top-k --top-p",
     "Measurements": "--seq --decode --repeats --metrics --lpips-weights --table --drafts --explain",
     "Weights and machine": "--dtype --depth-dtype --calibrate --pixel-dtype --device --executor --threads --backend "
