@@ -197,7 +197,7 @@ def _refused(done: Any, *said: str) -> None:
 @pytest.mark.slow
 def test_wrong_requests(run: Run, model: str, texted: str, tmp_path: Path) -> None:
     begun = _begun(model, tmp_path)
-    _refused(run(*begun, "--frames", "20"), "makes 8 at once", "17, 25, 33")
+    _refused(run(*begun, "--frames", "20"), "makes 8 frames at once", "17, 25, 33")
     _refused(run(*begun, "--frames", "41"), "33 frames")
     _refused(run(*begun, "--context", "5"), "1 or 9")
     _refused(run(*_begun(model, tmp_path, 5)), "has 5 frames", "needed: 9 context frames")
@@ -224,7 +224,7 @@ def test_wrong_files(run: Run, model: str, tmp_path: Path) -> None:
     for wrong, *said in (
         ({k: t for k, t in tensors.items() if k != "output.weight"}, "lacks key 'output.weight'"),
         ({**tensors, "output.weight": torch.zeros(9, 64)}, "9 rows", "48 codes"),
-        ({"a": _Calls()}, "holds more than tensors", "fastcar did not run its code"),
+        ({"a": _Calls()}, "holds objects other than tensors", "fastcar did not run its code"),
         ([1], "no mapping"),
     ):
         _save(folder, wrong)

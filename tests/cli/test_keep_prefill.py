@@ -94,7 +94,7 @@ def test_the_file_of_another_run_is_refused(
     file = str(tmp_path / "kept.safetensors")
     pipeline(model, **kept(file)).run([CLIP], [1])
     runtime = kept(file, **settings.pop("runtime", {})) if "runtime" in settings else kept(file)
-    with pytest.raises(RequestError, match=f"holds those of {said}"):
+    with pytest.raises(RequestError, match=f"was saved with {said}"):
         pipeline(model, **settings, **runtime).run([clip], [1])
 
 

@@ -226,7 +226,7 @@ def test_two_pages_see_and_steer_one_session(player: Player) -> None:
 
 
 def test_a_closed_page_leaves_a_whole_file(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The session waits and is saved when no page asks; the next page goes on with it."""
+    """The session waits and is saved when no page asks; the next page continues it."""
     monkeypatch.setattr("fastcar_cli.demo.play.AWAY", 0.3)
     page = _Page(player)
     page.until(lambda line: line["steps"] > 2)

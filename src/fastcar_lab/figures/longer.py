@@ -1,4 +1,4 @@
-"""`fastcar lab continue`: quality by frame of videos that go on past the trained length.
+"""`fastcar lab continue`: quality by frame of videos past the trained length.
 
 Contexts that roll, from codes, are compared with clips that each begin with the last pixels of the one before.
 """
