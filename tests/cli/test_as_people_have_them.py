@@ -89,6 +89,7 @@ def test_warnings_of_libraries_are_not_shown(process: Run, pushed: Path) -> None
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_header_of_numbers_is_no_row(run: Run, pushed: Path) -> None:
     ask = ("generate", "--model", "mini-actions", "--input", "a.png", "--frames", "2", "-q", "-o", "o.gif", "--actions")
     meant = _seen(run(*ask, "m.json"), pushed)

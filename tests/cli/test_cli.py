@@ -306,6 +306,7 @@ def test_an_interrupted_mp4_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(read_frames(tmp_path / "a.mp4")) == 3
 
 
+@pytest.mark.slow
 def test_missing_kernels_are_a_note_before_the_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from typer.testing import CliRunner
 

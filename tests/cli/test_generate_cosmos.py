@@ -47,6 +47,7 @@ def _begun(model: str, tmp_path: Path, pictures: int = 12) -> list[str]:
     return ["generate", "--model", model, "--size", SIZE, "--input", str(clip), "--seed", "5", "--json"]
 
 
+@pytest.mark.slow
 def test_a_video_gives_its_last_nine_pictures(run: Run, model: str, tmp_path: Path) -> None:
     report = _report(run(*_begun(model, tmp_path), "--tau", "-0.1", "-o", "out"))
     assert report["input"]["context"] == 9 and report["input"]["frames"] == list(range(3, 12))
@@ -122,6 +123,7 @@ def test_a_sweep_shows_what_each_picture_has(run: Run, model: str, tmp_path: Pat
     assert np.any(replayed["replay"]["map"][9]) and Path("kept.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_recipe_makes_the_video_again(run: Run, model: str, tmp_path: Path) -> None:
     _report(run(*_begun(model, tmp_path, 1), "--frames", "25", "--tau", "-0.1", "-o", "first.mp4"))
     _report(run("generate", "--from", "first.mp4", "--model", model, "--json", "-o", "again.mp4"))
@@ -136,6 +138,7 @@ def test_a_converted_folder_holds_model_and_tokenizer(run: Run, model: str, tmp_
     assert report["model"]["dtype"] == dtype and report["video"]["frames"] == 33
 
 
+@pytest.mark.slow
 def test_a_text_as_vectors(run: Run, texted: str, tmp_path: Path) -> None:
     videos = []
     for i, row in enumerate((0.0, 3.0)):

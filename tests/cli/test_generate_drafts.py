@@ -73,6 +73,7 @@ def test_the_video_is_the_same_in_fewer_passes(run: Run, way: str, draft: tuple[
         assert max(found["accepted_by_frame"][1:]) > 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["mini", "table"])
 def test_auto_makes_the_same_video(run: Run, way: str) -> None:
     _, frames = _dense(run, way)

@@ -45,6 +45,7 @@ def test_context_and_prediction_are_counted_together(run: Run, free: str, tmp_pa
     assert sorted(p.name for p in Path("out").iterdir()) == ["0000.png", "0001.png", "0002.png", "recipe.json"]
 
 
+@pytest.mark.slow
 def test_truth_is_beside_the_prediction(run: Run, free: str, tmp_path: Path) -> None:
     clip = moving_clip(5)
     arguments = ["--model", free, "--input", write_clip(tmp_path / "clip", clip), "--frames", "5", "--seed", "5"]
@@ -104,6 +105,7 @@ def test_several_inputs_and_samples(run: Run, free: str, tmp_path: Path) -> None
     assert (read_frames(Path("alone.mp4")) == read_frames(Path("all/two-s7.mp4"))).all()
 
 
+@pytest.mark.slow
 def test_actions_decide(run: Run, acting: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = rng.normal(0, 5, (4, ACTIONS))

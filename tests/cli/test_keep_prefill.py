@@ -98,6 +98,7 @@ def test_the_file_of_another_run_is_refused(
         pipeline(model, **settings, **runtime).run([clip], [1])
 
 
+@pytest.mark.slow
 def test_another_model_and_files_of_other_kinds_are_refused(model: str, tmp_path: Path) -> None:
     file = tmp_path / "kept.safetensors"
     pipeline(model, **kept(str(file))).run([CLIP], [1])
@@ -148,6 +149,7 @@ def test_a_run_that_is_stopped_in_the_prompt_leaves_no_file(
     assert [p.name for p in tmp_path.iterdir()] == []
 
 
+@pytest.mark.slow
 def test_a_clip_of_several_samples_is_encoded_once(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded, of = list[int](), CausalVideoTokenizer.encode
 

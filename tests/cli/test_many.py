@@ -74,6 +74,7 @@ def test_only_what_is_missing_or_damaged_is_made_again(run: Run, tmp_path: Path,
     assert again == {f"a-blue-car-s{seed}.{kind}" for seed in (0, 5, 6) for kind in ("mp4", "json")}
 
 
+@pytest.mark.slow
 def test_shards_are_the_list_and_name_its_files_alike(run: Run, tmp_path: Path, order: list[str]) -> None:
     whole = _paths(run(*order, "-o", "all", "--json").stdout)
     parts = [_paths(run(*order, "-o", "parts", "--shard", f"{k}/5", "--json").stdout) for k in range(1, 6)]

@@ -53,6 +53,7 @@ def _asked(folder: Path, kind: str) -> tuple[str, ...]:
     return ("generate", "--model", name, *of[kind], "--seed", "5", "--json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LONG)
 def test_a_context_rolls_where_that_is_asked(run: Run, folder: Path, kind: str) -> None:
     frames, rolls = LONG[kind]

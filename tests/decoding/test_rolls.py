@@ -126,6 +126,7 @@ def assert_as_new(toy: Toy, rolled: Decode, videos: list[int], cfg: float) -> No
     assert rolled.rolls == rolls > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("kind", KINDS)

@@ -252,6 +252,7 @@ def test_similarity_is_what_a_trace_shows(folder: Path) -> None:
     np.testing.assert_allclose(claim["numbers"]["by_layer"], torch.stack(found).mean(0).numpy(), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_videos_that_memory_holds_one_at_a_time_show_the_same(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ def test_clips_of_its_own_world_are_not_called_unlike_it(pipe: VideoPipeline, ru
     assert clips and pipe.notices([replace(known, frames=read_frames(clip)[:1]) for clip in clips]) == []
 
 
+@pytest.mark.slow
 def test_an_object_drawn_by_mini_is_pushed_on(run: Run, tmp_path: Path) -> None:
     done = run("generate", "a small red ball that does not move on the sky", "-o", "ball.mp4", "--seed", "1")
     assert done.returncode == 0, done.stderr

@@ -151,6 +151,7 @@ def test_the_analyser_notices_a_colour_that_the_caption_does_not_have() -> None:
     assert _faults(render(other)) >= {"color", "all"}
 
 
+@pytest.mark.slow
 def test_the_analyser_notices_a_colour_that_changes_on_the_way() -> None:
     other = replace(HIT, things=(replace(RED, color="green"), BLUE))
     video = render(HIT)

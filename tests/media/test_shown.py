@@ -314,6 +314,7 @@ def test_hdr_is_shown_in_srgb(tmp_path: Path, transfer: int, monkeypatch: pytest
         read_frames(tmp_path / "a.mkv")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".avif", ".png"])
 def test_hdr_pictures_are_shown_as_hdr_videos(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / f"a{suffix}"

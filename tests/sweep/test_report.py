@@ -54,6 +54,7 @@ def test_one_file_that_names_no_other(folder: Path, report: Path) -> None:
     assert oct(report.stat().st_mode & 0o777) != "0o600"
 
 
+@pytest.mark.slow
 def test_videos_play_together_and_go_round(look: Open, report: Path) -> None:
     page = look(report)
     page.locator("#play").click()
