@@ -10,6 +10,7 @@ import hmac
 import json
 import secrets
 import sys
+from abc import ABC, abstractmethod
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -20,7 +21,7 @@ HOSTS = (LOOPBACK, "localhost")
 MOST_BYTES = 65536
 
 
-class LocalServer(ThreadingHTTPServer):
+class LocalServer(ThreadingHTTPServer, ABC):
     """A page under a secret address. `port` 0 takes any free one; raises RequestError where the port is taken."""
 
     daemon_threads = True
@@ -42,9 +43,9 @@ class LocalServer(ThreadingHTTPServer):
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
+    @abstractmethod
     def page(self) -> bytes:
         """The page."""
-        raise NotImplementedError
 
 
 class LocalHandler(BaseHTTPRequestHandler):

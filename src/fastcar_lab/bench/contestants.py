@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fastcar_cli.config.tau import OFF, Tau
 from fastcar_cli.decoding.batch import Batch
-from fastcar_cli.decoding.executors.executor import Executor
+from fastcar_cli.decoding.executors.executor import HostExecutor
 from fastcar_cli.decoding.executors.native import NativeExecutor
 from fastcar_cli.decoding.executors.plain import PlainExecutor
 from fastcar_cli.decoding.inputs import Inputs
@@ -81,7 +81,7 @@ def engine(
         forced = torch.zeros_like(decode.replay.replayed)
         forced[:, :, first : first + passes] = pattern(ratio, layers, rows, passes, joint)
         decode.replay.force(forced)
-    kinds: dict[str, Callable[[Batch], Executor]] = {
+    kinds: dict[str, Callable[[Batch], HostExecutor]] = {
         "torch": ComputeThenSelect if select else PlainExecutor,
         "native": NativeExecutor,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _FAR = 1e3
 
 
-class TrainedTokenizer(nn.Module):
+class TrainedTokenizer(nn.Module, ABC):
     """The tokenizer of a world."""
 
     def save(self, path: Path) -> None:
@@ -37,9 +38,9 @@ class TrainedTokenizer(nn.Module):
         return made.eval()
 
     @classmethod
+    @abstractmethod
     def of_model(cls, model: str) -> Self:
         """The tokenizer of a model by name or folder. Raises RequestError where it is not of this world."""
-        raise NotImplementedError
 
 
 class WorldTokenizer(TrainedTokenizer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ class Passed(NamedTuple):
     ran: int = 1
 
 
-class Executor:
+class Executor(ABC):
     """Decodes a batch in inference mode: `prefill`, `draw` of position 0, then `advance` and `step` in turn."""
 
     name: str
@@ -66,20 +67,9 @@ class Executor:
         logits = [x for _, x in drawn if x is not None]
         return Step(inputs, draws, hidden, torch.stack(logits, 2) if logits else None)
 
+    @abstractmethod
     def step(self, inputs: Inputs) -> Step:
         """Run the input tokens through the decoder and draw the positions after them."""
-        hidden = self.run(inputs, self._batch.draws.input_latents(inputs, self._embed))
-        began = time.perf_counter()
-        step = self.draw(hidden, inputs)
-        self._batch.clock.draw += time.perf_counter() - began
-        return step
-
-    def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
-        """Run the input tokens through the decoder: hidden states after the final norm, [rows, count, width].
-
-        latent [P, count, code_width] are the sums of their code vectors. Appends to the caches, and sets `_passed`.
-        """
-        raise NotImplementedError
 
     def advance(self, inputs: Inputs, accepted: tuple[int, ...], record: bool = True) -> None:
         """Make the first `accepted` inputs of each video final, at least one; take back what the others left in the
@@ -124,3 +114,22 @@ class Executor:
         mark = self._batch.observers.mark
         if mark is not None:
             mark(part)
+
+
+class HostExecutor(Executor):
+    """An executor that returns to the host between the decoder and the draw."""
+
+    def step(self, inputs: Inputs) -> Step:
+        """See `Executor`."""
+        hidden = self.run(inputs, self._batch.draws.input_latents(inputs, self._embed))
+        began = time.perf_counter()
+        step = self.draw(hidden, inputs)
+        self._batch.clock.draw += time.perf_counter() - began
+        return step
+
+    @abstractmethod
+    def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
+        """Run the input tokens through the decoder: hidden states after the final norm, [rows, count, width].
+
+        latent [P, count, code_width] are the sums of their code vectors. Appends to the caches, and sets `_passed`.
+        """

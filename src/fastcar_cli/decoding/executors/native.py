@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fastcar_cli.decoding.batch import Batch, Step
 from fastcar_cli.decoding.cache.kv_cache import prompt_mask
-from fastcar_cli.decoding.executors.executor import Executor, Passed
+from fastcar_cli.decoding.executors.executor import HostExecutor, Passed
 from fastcar_cli.decoding.inputs import Inputs, Restore
 from fastcar_cli.decoding.sampling import not_finite
 from fastcar_cli.kernels import native
@@ -118,7 +118,7 @@ def _alone() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-class NativeExecutor(Executor):
+class NativeExecutor(HostExecutor):
     """Hands the tensors of a batch to the native kernels. The thresholds of a pass are its whole replay rule."""
 
     name = "native"
@@ -262,7 +262,7 @@ class NativeExecutor(Executor):
             super().advance(inputs, accepted, record)
 
     def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
-        """See `Executor.run`. Activations are float32 throughout; the result has the model's dtype."""
+        """See `HostExecutor.run`. Activations are float32 throughout; the result has the model's dtype."""
         batch, replay, count = self._batch, self._batch.replay, inputs.count
         x = batch.prompts.doubled(self._input(inputs, latent.float().contiguous())).contiguous()
         rule: dict[str, Any] = {}

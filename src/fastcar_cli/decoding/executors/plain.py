@@ -13,14 +13,14 @@ from torch import Tensor
 
 from fastcar_cli.decoding.batch import Batch
 from fastcar_cli.decoding.cache.kv_cache import Reach
-from fastcar_cli.decoding.executors.executor import Executor, Passed
+from fastcar_cli.decoding.executors.executor import HostExecutor, Passed
 from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.replay.replay import replays, temporal_attention_score
 from fastcar_cli.decoding.replay.scores import DEFAULT, BlockState, GateScorer, noise
 from fastcar_cli.models.decoder import rotate
 
 
-class PlainExecutor(Executor):
+class PlainExecutor(HostExecutor):
     """A pass in plain torch. What replays is decided on the host, a layer at a time.
 
     Input tokens are run one after another, so each gives the same numbers as in a pass of its own; of videos at
@@ -42,7 +42,7 @@ class PlainExecutor(Executor):
         self.most_inputs = 1 if self._scorer or batch.observers.watch else batch.cache.most_inputs
 
     def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
-        """See `Executor.run`."""
+        """See `HostExecutor.run`."""
         batch, hidden = self._batch, []
         restores = self._overwrites(inputs)
         scores = torch.full((len(batch.model.llm.blocks), batch.rows, inputs.count), torch.nan, device=latent.device)
