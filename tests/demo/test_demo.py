@@ -150,10 +150,9 @@ def test_one_video_is_made_at_a_time(server: Server, stub: _Stub) -> None:
     assert stub.forms == [FORM, FORM]
 
 
-def test_a_closed_page_cancels_its_video(
-    server: Server, stub: _Stub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cancelled = threading.Event()
+def _endless(stub: _Stub, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let videos never end but by cancelling; set when one has ended."""
+    ended = threading.Event()
 
     def make(form: dict[str, str], on_step: Callable[[int, int], None]) -> tuple[dict[str, Any], bytes]:
         try:
@@ -161,9 +160,16 @@ def test_a_closed_page_cancels_its_video(
                 on_step(1, 4)
                 time.sleep(0.001)
         finally:
-            cancelled.set()
+            ended.set()
 
     monkeypatch.setattr(stub, "make", make)
+    return ended
+
+
+def test_a_closed_page_cancels_its_video(
+    server: Server, stub: _Stub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cancelled = _endless(stub, monkeypatch)
     body = json.dumps(FORM).encode()
     with socket.create_connection(("127.0.0.1", server.server_port), timeout=300) as page:
         head = f"POST /{server.secret}/make HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -311,17 +317,7 @@ def test_a_person_makes_a_video(browser: Any, width: int) -> None:
 
 
 def test_a_person_cancels_a_video(browser: Any, server: Server, stub: _Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    left = threading.Event()
-
-    def make(form: dict[str, str], on_step: Callable[[int, int], None]) -> tuple[dict[str, Any], bytes]:
-        try:
-            while True:
-                on_step(1, 4)
-                time.sleep(0.01)
-        finally:
-            left.set()
-
-    monkeypatch.setattr(stub, "make", make)
+    left = _endless(stub, monkeypatch)
     page = browser.new_page()
     page.set_default_timeout(300_000)
     page.goto(server.url)
