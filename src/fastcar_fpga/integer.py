@@ -20,20 +20,11 @@ from fastcar_cli.weights.quantised import QuantisedLinear
 EXACT_TERMS = 1024
 """Products of two int8 numbers that float32 adds without rounding, in any order: 1,024 x 128 x 127 < 2^24."""
 
-FRACTION = 16
-"""Fractional bits of a fixed-point number of 32 bits: steps of 1.5e-5, up to 32,768."""
-
-LIMIT = 2**31 - 1
-"""The largest fixed-point number; larger ones, and smaller than its negative, become it."""
-
-MANTISSA_BITS = 15
-"""A mantissa is at most 2^15, and above 2^14 unless its vector is 0 or has no more bits."""
-
-MULTIPLIER_BITS = 16
-"""Bits of a weight row's multiplier."""
-
-MOST_SHIFT = 62
-"""A longer shift leaves nothing of a product of sum, multiplier and mantissa."""
+FRACTION = 16  # fractional bits of a fixed-point number of 32 bits: steps of 1.5e-5, up to 32,768
+LIMIT = 2**31 - 1  # the largest fixed-point number; larger ones, and smaller than its negative, become it
+MANTISSA_BITS = 15  # a mantissa is at most 2^15, and above 2^14 unless its vector is 0 or has no more bits
+MULTIPLIER_BITS = 16  # bits of a weight row's multiplier
+MOST_SHIFT = 62  # a longer shift leaves nothing of a product of sum, multiplier and mantissa
 
 TABLE_STEP, TABLE_END = 5, 16
 """The table of the logistic function has 2^5 entries a unit, from 0 to 16; beyond, the function is 1."""

@@ -143,8 +143,7 @@ def compile_linear(
 
 _EPSILON = 1e-9
 
-SETTLE = 10
-"""Cycles from an operation of the vector unit in int8-exact to its results: those of coder.sv, the longest."""
+SETTLE = 10  # cycles from an operation of the vector unit in int8-exact to its results: those of coder.sv, the longest
 
 
 def drain(macs: int) -> int:

@@ -19,11 +19,8 @@ from fastcar_cli.errors import RequestError
 from fastcar_fpga.isa import Program, Rates, cycles
 from fastcar_fpga.preset import Preset, Weights
 
-INDEX_BITS = 32
-"""Width of the Index Register, and so the most rows of a batch."""
-
-START = 1
-"""Cycles from a layer's start to the first mapping, and from a core's leave to start to its first instruction."""
+INDEX_BITS = 32  # width of the Index Register, and so the most rows of a batch
+START = 1  # cycles from a layer's start to the first mapping, and from a core's leave to start to its first instruction
 
 
 def check_rows(rows: int) -> None:

@@ -17,8 +17,7 @@ from fastcar_fpga.device import Entry, load_entry
 Order = Literal["groups", "rows"]
 """Where the next burst of a stream lies: in the next bank group (groups), or in the same row of a bank (rows)."""
 
-Positive = Annotated[float, Field(gt=0, le=1e5)]
-"""Bounded, so that a stream comes to its next refresh soon."""
+Positive = Annotated[float, Field(gt=0, le=1e5)]  # bounded, so that a stream comes to its next refresh soon
 _INTERVALS = 8
 
 

@@ -13,14 +13,9 @@ from fastcar_cli.weights.formats import GROUP
 from fastcar_fpga.device import Bank, Constant, Device, Entry, In, constants, load_device
 from fastcar_fpga.memory import Order, Part, ReadStream, load_part, share
 
-MAX_FITTED = 2
-"""Constants of a preset that may be fitted to a measurement."""
-
-_ROWS = 2**10
-"""Rows of a bank that each core's weights take, where cores meet in a channel: more than `share` reads."""
-
-Weights = Literal["lockstep", "multicast", "private"]
-"""How cores get a layer's weights: layer.py says what each means."""
+MAX_FITTED = 2  # constants of a preset that may be fitted to a measurement
+_ROWS = 2**10  # rows of a bank that each core's weights take, where cores meet in a channel: more than `share` reads
+Weights = Literal["lockstep", "multicast", "private"]  # how cores get a layer's weights: layer.py says what each means
 
 
 class Scales(Entry):

@@ -22,8 +22,7 @@ from fastcar_cli.models.network import Network
 from fastcar_cli.weights.formats import GROUP, LOW, SCALE, inverse_of, pack_int4
 from fastcar_cli.weights.tensors import write_safetensors
 
-_FEW = 4096
-"""A tensor with fewer numbers stays float16."""
+_FEW = 4096  # a tensor with fewer numbers stays float16
 
 
 def save(

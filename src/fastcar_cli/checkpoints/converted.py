@@ -28,11 +28,8 @@ from fastcar_cli.weights.formats import GROUP, PACKED
 from fastcar_cli.weights.tensors import Component, Progress
 
 FORMAT = "fastcar-converted"
-VERSION = 1
-"""Version of the folder format and of the packing of weights; fastcar refuses any other."""
-
-UNFINISHED = "conversion.json"
-"""File in the folder of an unfinished conversion."""
+VERSION = 1  # version of the folder format and of the packing of weights; fastcar refuses any other
+UNFINISHED = "conversion.json"  # file in the folder of an unfinished conversion
 
 
 _WEIGHTS = ("blocks", "projector", "depth")

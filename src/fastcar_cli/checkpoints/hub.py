@@ -12,8 +12,7 @@ from fastcar_cli.checkpoints.names import COSMOS, REPOSITORIES
 from fastcar_cli.errors import FastcarError, Key, RunError, Text
 from fastcar_cli.models.cosmos import checkpoint as cosmos
 
-REVISION = "main"
-"""Branch, tag or commit if `NAME@REVISION` does not name one."""
+REVISION = "main"  # branch, tag or commit if `NAME@REVISION` does not name one
 
 _LLAMA_2 = (
     "the weights of {name} build on LLaMA 2: its community licence and acceptable use policy hold for them "

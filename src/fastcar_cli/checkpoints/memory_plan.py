@@ -19,8 +19,7 @@ from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_cli.system.device import out_of_memory
 from fastcar_cli.system.limits import free_memory, require_proc
 
-BASE = 400 * 2**20
-"""Bytes a process with torch holds before any weights (assumed; measured 250 to 400 MiB)."""
+BASE = 400 * 2**20  # bytes a process with torch holds before any weights (assumed; measured 250 to 400 MiB)
 
 _SIZES = ("weights", "kv_cache", "replay_cache", "base")
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-FROM_TEXT = ("mini", "table", "table-dense")
-"""Bundled text-to-video models."""
-
-BUNDLED = (*FROM_TEXT, "mini-actions")
-"""Names of all bundled models."""
+FROM_TEXT = ("mini", "table", "table-dense")  # bundled text-to-video models
+BUNDLED = (*FROM_TEXT, "mini-actions")  # names of all bundled models
 
 IVIDEOGPT = tuple(
     f"ivideogpt-{name}"

@@ -37,17 +37,10 @@ from fastcar_cli.system.files import file_text, write_whole
 from fastcar_cli.system.plain_data import parse_json
 
 MOST_PROMPTS = 32
-_TOKENS = 256
-"""Minimum of visual tokens per prompt, in whole frames."""
-
-_POSITIONS = 2048
-"""Maximum of positions for rounding the depth transformer."""
-
-Read = Callable[[str], Tensor]
-"""A parameter of the source by its name."""
-
-Rounded = tuple[str, Mapping[str, Tensor]]
-"""The name of a matrix, and its stored tensors."""
+_TOKENS = 256  # minimum of visual tokens per prompt, in whole frames
+_POSITIONS = 2048  # maximum of positions for rounding the depth transformer
+Read = Callable[[str], Tensor]  # a parameter of the source by its name
+Rounded = tuple[str, Mapping[str, Tensor]]  # the name of a matrix, and its stored tensors
 
 
 @dataclass(frozen=True)

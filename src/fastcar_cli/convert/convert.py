@@ -31,8 +31,7 @@ from fastcar_cli.system.files import file_text, locked, write_whole
 from fastcar_cli.weights.tensors import write_safetensors
 
 _LOCK, _PLAIN, _CODES, _STATES = ".lock", ".plain", ".codes.json", ".states"
-_MARGIN = 2**20
-"""Upper bound for the bytes of a folder besides weights."""
+_MARGIN = 2**20  # upper bound for the bytes of a folder besides weights
 _RESUME = "finished shards stay; the same command resumes"
 
 Progress = Callable[[str, int, int], None]

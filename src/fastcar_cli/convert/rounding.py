@@ -15,11 +15,8 @@ from torch import Tensor
 
 from fastcar_cli.weights.formats import GROUP, Format, inverse_of
 
-_DAMPING = 0.01
-"""Of the mean of G's diagonal, added to it: inputs that hardly occur are no reason for large numbers."""
-
-_BLOCK, _ROWS = 4 * GROUP, 2048
-"""Columns per block of compensation, and rows rounded at once."""
+_DAMPING = 0.01  # of the mean of G's diagonal, added to it: inputs that hardly occur are no reason for large numbers
+_BLOCK, _ROWS = 4 * GROUP, 2048  # columns per block of compensation, and rows rounded at once
 
 
 def output_error(error: Tensor, gram: Tensor) -> Tensor:

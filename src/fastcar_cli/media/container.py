@@ -16,17 +16,10 @@ from fastcar_cli.errors import Key, RequestError
 
 Image8 = NDArray[np.uint8]
 
-GROUND = (255, 255, 255, 255)
-"""The background of transparent pixels: white, as on a page."""
-
-_WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
-"""Decoders that support transparency, unlike FFmpeg's own."""
-
-_HDR = (16, 18)
-"""Transfer functions of HDR videos, PQ and HLG, as FFmpeg numbers them."""
-
-_SDR = {"dst_color_trc": 13, "dst_color_primaries": 1}
-"""sRGB."""
+GROUND = (255, 255, 255, 255)  # the background of transparent pixels: white, as on a page
+_WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}  # decoders that support transparency, unlike FFmpeg's own
+_HDR = (16, 18)  # transfer functions of HDR videos, PQ and HLG, as FFmpeg numbers them
+_SDR = {"dst_color_trc": 13, "dst_color_primaries": 1}  # sRGB
 
 _SAVE = "save it as JPEG or PNG"
 

@@ -21,14 +21,9 @@ from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.system.extras import need
 from fastcar_cli.system.files import why_unread
 
-Images = NDArray[np.uint8]
-"""Frames [T, H, W, 3]."""
-
-SSIM_WINDOW = 7
-"""Side of SSIM's uniform window in pixels (scikit-image's default)."""
-
-GAUSS = 11
-"""Side of MS-SSIM's window in pixels (sigma 1.5)."""
+Images = NDArray[np.uint8]  # frames [T, H, W, 3]
+SSIM_WINDOW = 7  # side of SSIM's uniform window in pixels (scikit-image's default)
+GAUSS = 11  # side of MS-SSIM's window in pixels (sigma 1.5)
 
 _MS_WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
 """Of the five scales (Wang, Simoncelli, Bovik 2003), finest first."""

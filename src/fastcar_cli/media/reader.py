@@ -23,8 +23,7 @@ from fastcar_cli.system.files import OBJECTS, file_text, read_arrays, reason_of
 from fastcar_cli.system.plain_data import parse_json
 
 Image8 = NDArray[np.uint8]
-Image8OrFloat = Image8 | NDArray[np.float32]
-"""uint8, or floats in 0 .. 255."""
+Image8OrFloat = Image8 | NDArray[np.float32]  # uint8, or floats in 0 .. 255
 
 IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".avif", ".heic", ".heif")
 """Suffixes of the images in a folder; other files are ignored."""
@@ -37,11 +36,8 @@ _MOVING = ("PNG", "WEBP", "GIF", "AVIF")
 
 _MAYBE_HDR = ("AVIF", "HEIF", "PNG")
 
-ARRAYS = (".npz", ".npy")
-"""Suffixes of arrays of frames or actions."""
-
-_KEY = "image"
-"""Key of the frames in iVideoGPT's files."""
+ARRAYS = (".npz", ".npy")  # suffixes of arrays of frames or actions
+_KEY = "image"  # key of the frames in iVideoGPT's files
 
 _SIDE = 2**14
 

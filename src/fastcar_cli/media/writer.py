@@ -33,10 +33,8 @@ from fastcar_cli.system.files import (
 from fastcar_cli.system.signals import uninterrupted
 
 Image8 = NDArray[np.uint8]
-SUFFIXES = (".mp4", ".gif")
-"""Suffixes of files; a name without suffix is a folder of PNGs."""
-MOST_GIF_FPS = 50
-"""A GIF counts in hundredths of a second, and viewers slow down frames of one hundredth."""
+SUFFIXES = (".mp4", ".gif")  # suffixes of files; a name without suffix is a folder of PNGs
+MOST_GIF_FPS = 50  # a GIF counts in hundredths of a second, and viewers slow down frames of one hundredth
 
 
 def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> None:

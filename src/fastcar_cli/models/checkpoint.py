@@ -119,9 +119,8 @@ class Checkpoint(ABC):
     """A folder that holds a model, of one format. Its files are read on first use, each config once.
 
     `folder` is where it is; of a published checkpoint, which has no files here, its name. `name` is the one of the
-    package
-    or the hub that it was opened by, None of a path. `config` is the content of config.json, None where it can't be
-    read.
+    package or the hub that it was opened by, None of a path. `config` is the content of config.json, None where it
+    can't be read.
     """
 
     SPEC: ClassVar[type[Spec]]
@@ -221,8 +220,7 @@ class Checkpoint(ABC):
         """The model in one of its formats; auto is float32, or the only format there is.
 
         `progress` gets the bytes read so far of a large checkpoint; `size` is what `Spec.sized` takes. Raises
-        RequestError for
-        another dtype or size, and for missing or damaged files.
+        RequestError for another dtype or size, and for missing or damaged files.
         """
         where = torch.device(device)
         with _foreign(self.folder):

@@ -66,10 +66,9 @@ class DecoderSpec:
     """Sizes of the decoder. Raises ValueError where heads do not divide the width, or keys' heads the others.
 
     `rope_factor` divides positions (linear rope scaling). `rope_periods` are periods in positions of each rotated pair
-    of a
-    head, in place of powers of `rope_theta`; with `axes` pairs are rotated by frame, row and column. `head_width` 0 is
-    width / heads; with `head_norms` queries and keys are normed before rotation. `source` is the width of what cross
-    attention reads, 0 without.
+    of a head, in place of powers of `rope_theta`; with `axes` pairs are rotated by frame, row and column. `head_width`
+    0 is width / heads; with `head_norms` queries and keys are normed before rotation. `source` is the width of what
+    cross attention reads, 0 without.
     """
 
     width: Size

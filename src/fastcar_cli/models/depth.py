@@ -102,8 +102,7 @@ class DepthTransformer(nn.Module):
 
     def forward(self, hidden: Tensor, partial: Tensor) -> Tensor:
         """Logits [B, depth, codes] of known codes (teacher forcing), from hidden [B, hidden] and running sums of the
-        code
-        vectors of depths 0 .. depth - 2, [B, depth - 1, code_width].
+        code vectors of depths 0 .. depth - 2, [B, depth - 1, code_width].
         """
         x = torch.cat([self.in_mlp_2(hidden)[:, None], self.in_mlp_1(partial)], dim=1) + self.pos_emb_d
         for block in self.blocks:

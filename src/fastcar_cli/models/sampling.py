@@ -12,8 +12,7 @@ class SamplingSettings:
     """Sampling of codes from logits.
 
     `cfg` is the guidance scale, 1 is none; temperature 0 takes the likeliest code; top_k 0 and top_p 1 draw from all
-    codes.
-    With `top_p_strict` a code is left out only where those before it hold more than top_p, not as much.
+    codes. With `top_p_strict` a code is left out only where those before it hold more than top_p, not as much.
     `first_frame_top_p` replaces top_p in frame 0, where a rare code may begin an object.
     """
 

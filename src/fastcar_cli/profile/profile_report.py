@@ -40,8 +40,7 @@ from fastcar_cli.profile.profiler import (
 from fastcar_cli.system.limits import cores
 from fastcar_fpga import Emulator, preset_for, workload_of
 
-WINDOWS = (1, 2, 4, 8, 16)
-"""Draft lengths whose passes are timed."""
+WINDOWS = (1, 2, 4, 8, 16)  # draft lengths whose passes are timed
 
 
 def profile_steps(

@@ -38,11 +38,8 @@ from fastcar_cli.system.device import synchronise
 LAYER_PARTS = ("attention.", "mlp.", "tas")
 """Parts that every layer has, scaled to the full depth where fewer layers run."""
 
-BUDGET = 10 * 2**30
-"""Most bytes the layers with random weights may take in the memory of the machine."""
-
-SMALL = 2**29
-"""Bytes of weights up to which a model is loaded to be measured."""
+BUDGET = 10 * 2**30  # most bytes the layers with random weights may take in the memory of the machine
+SMALL = 2**29  # bytes of weights up to which a model is loaded to be measured
 
 
 def parse_lengths(text: str, option: str = "seq") -> list[int]:
@@ -195,8 +192,7 @@ def decode_from(
     return decode, decode.steps(first=first)
 
 
-_NEVER = Tau((1e30,))
-"""A threshold that every score is compared with and none exceeds."""
+_NEVER = Tau((1e30,))  # a threshold that every score is compared with and none exceeds
 
 
 def measure_step(

@@ -22,8 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-GROUP = 32
-"""Weights that share a scale in int4."""
+GROUP = 32  # weights that share a scale in int4
 
 SCALE, LOW = ".scale", ".low"
 
@@ -129,8 +128,7 @@ def quantise_int4(weight: Tensor, scales: Callable[[Tensor], Tensor] = fitted_sc
     """A float matrix [out, in] as (uint8 [out, in / 2], scale float16 [out, in / 32]).
 
     `scales` gives those of groups float32 [n, 32] as float32 [n, 1]; one too small for float16 becomes zero, one too
-    large
-    the largest there is.
+    large the largest there is.
     """
     out, inputs = weight.shape
     packed = torch.empty(out, inputs // 2, dtype=torch.uint8, device=weight.device)
@@ -151,13 +149,10 @@ class Format:
     """How a matrix [out, in] is stored, and the functions that make it so.
 
     `dtype` is that of the stored numbers, `bits` those of a weight, which may be fewer; `scale` is the dtype of scales,
-    None
-    for floats; `group` weights of a row share a scale, None: all; `low` to `high` are the integers that a weight can
-    be.
-    `quantise` makes numbers and scales of a float matrix, `widen` the reverse, `pack` numbers of integers int8 [out,
-    in].
-    `fit` gives scales [n, 1] of groups float32 [n, group], whose squared errors weigh [group]; None: those of
-    `quantise`.
+    None for floats; `group` weights of a row share a scale, None: all; `low` to `high` are the integers that a weight
+    can be. `quantise` makes numbers and scales of a float matrix, `widen` the reverse, `pack` numbers of integers int8
+    [out, in]. `fit` gives scales [n, 1] of groups float32 [n, group], whose squared errors weigh [group]; None: those
+    of `quantise`.
     """
 
     name: str

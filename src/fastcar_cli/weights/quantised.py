@@ -31,9 +31,8 @@ class QuantisedLinear(nn.Module):
     """A linear layer whose weight is stored as numbers and scales of a format; `bias` stays in floats.
 
     `forward` widens the weight for each call, unless `multiplied_by` names another product. On a CPU bfloat16 is
-    multiplied
-    in float32, which is faster where there are no instructions for it. Raises ValueError where groups don't divide the
-    inputs.
+    multiplied in float32, which is faster where there are no instructions for it. Raises ValueError where groups don't
+    divide the inputs.
     """
 
     weight: Tensor

@@ -28,8 +28,7 @@ from fastcar_cli.system.plain_data import read_json
 from fastcar_cli.weights.formats import stored_parts, widen_stored
 from fastcar_cli.weights.torchscript import TorchScriptFile
 
-PIECE = 64 * 2**20
-"""Bytes of a file that are mapped before the mapping is dropped and made anew."""
+PIECE = 64 * 2**20  # bytes of a file that are mapped before the mapping is dropped and made anew
 
 STEMS = ("model", "pytorch_model")
 SUFFIXES = (".safetensors", ".bin")
@@ -207,8 +206,7 @@ class Weights:
     """The tensors of some components by parameter name, read in any order.
 
     Raises RequestError that names file and key for a damaged file, for a missing or unexpected tensor, and for one
-    whose
-    shape is not that of `shapes`; with `finite` for NaN and infinite values.
+    whose shape is not that of `shapes`; with `finite` for NaN and infinite values.
     """
 
     def __init__(
@@ -292,8 +290,7 @@ def fill(
     """Tensors on `device` for the parameter names of the components, checked against `wanted`'s shapes.
 
     `dtype` is that of each name as it is read, `progress` receives the bytes read so far, `store` says what is stored
-    for a
-    tensor; `finite` refuses NaN and infinite values. Raises as `Weights` does.
+    for a tensor; `finite` refuses NaN and infinite values. Raises as `Weights` does.
     """
     weights = Weights(components, {name: like.shape for name, like in wanted.items()}, progress, finite=finite)
     result: dict[str, Tensor] = {}

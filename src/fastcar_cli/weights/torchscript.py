@@ -24,8 +24,7 @@ _KINDS = {
     "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool,
 }  # fmt: skip
 
-_MOST, _DEEPEST = 100_000, 64
-"""Attributes of an archive, and modules in one another: an object can hold itself."""
+_MOST, _DEEPEST = 100_000, 64  # attributes of an archive, and modules in one another: an object can hold itself
 
 _LARGEST_PICKLE = 64 * 2**20
 

@@ -17,16 +17,12 @@ from fastcar_fpga.summary import energy_of
 from fastcar_fpga.workload import workload_of
 from fastcar_lab.accelerator.published import FRAMES, PROMPT
 
-ROWS = 2
-"""One video with guidance."""
+ROWS = 2  # one video with guidance
 
 WINDOWS = (1, 2, 4, 8, 16)
 CURVE = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-REPLAY = 0.8
-"""The published replay ratio, as in the published table over all passes."""
-
-PASSES = 64
-"""Passes that are emulated for each window, evenly over a video."""
+REPLAY = 0.8  # the published replay ratio, as in the published table over all passes
+PASSES = 64  # passes that are emulated for each window, evenly over a video
 
 MEASURED: dict[str, dict[int, tuple[float, float]]] = {
     "mini": {2: (1.82, 1.89), 4: (3.12, 3.50), 8: (5.33, 6.54), 16: (7.81, 10.29)},

@@ -20,8 +20,7 @@ Next = Literal["groups", "rows", "bank", "apart", "meet"]
 """Where the next burst lies: the orders of memory.py; a row after the other of one bank; two streams with bank groups
 in turn, a request of 512 bytes each, in banks behind each other (apart), or in other rows of one bank (meet)."""
 
-_REQUEST, _FAR = 512, 2**10
-"""Bytes of a request of one of two streams, and rows of a bank between them."""
+_REQUEST, _FAR = 512, 2**10  # bytes of a request of one of two streams, and rows of a bank between them
 
 STREAMS: dict[str, tuple[Next, ...]] = {
     "DDR4-1600": ("bank", "rows", "groups"),

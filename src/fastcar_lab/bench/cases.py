@@ -12,8 +12,7 @@ from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.network import Spec
 from fastcar_lab.bench.rival import Rival
 
-SHAPES = ("vila-u-7b", *COSMOS)
-"""Published models of which layers are timed, with random weights."""
+SHAPES = ("vila-u-7b", *COSMOS)  # published models of which layers are timed, with random weights
 RATIOS = (0.25, 0.5, 0.75, 1.0)
 PROMPT_TOKENS = 12
 _LONGEST = 2**20

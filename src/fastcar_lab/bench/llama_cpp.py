@@ -18,8 +18,7 @@ from fastcar_cli.system.extras import need
 from fastcar_lab.bench.rival import Rival, Run
 
 IK = "ik_llama.cpp"
-VOCABULARY = 256
-"""Tokens of the file, so few that embedding and head weigh nothing."""
+VOCABULARY = 256  # tokens of the file, so few that embedding and head weigh nothing
 
 
 def write_gguf(path: Path, spec: DecoderSpec, layers: int, kind: str) -> int:

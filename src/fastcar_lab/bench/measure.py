@@ -25,8 +25,7 @@ from fastcar_lab.bench.llama_cpp import IK_LLAMA_CPP, LLAMA_CPP
 from fastcar_lab.bench.openvino import OPENVINO
 from fastcar_lab.bench.rival import Rival, runs_of
 
-RIVALS = {"llama_cpp": LLAMA_CPP, "ik_llama_cpp": IK_LLAMA_CPP, "openvino": OPENVINO}
-"""By the name of their option."""
+RIVALS = {"llama_cpp": LLAMA_CPP, "ik_llama_cpp": IK_LLAMA_CPP, "openvino": OPENVINO}  # by the name of their option
 
 
 def chosen(*wanted: bool) -> tuple[Rival, ...]:

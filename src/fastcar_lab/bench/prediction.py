@@ -39,8 +39,7 @@ SHAPES = {"small": shape_of(), "medium": shape_of(medium=True)}
 
 THEIRS = "transformers float32"
 
-Go = Callable[[int], float]
-"""Predicts a clip from a seed; the seconds that MLPs took, 0 where it does not know."""
+Go = Callable[[int], float]  # predicts a clip from a seed; the seconds that MLPs took, 0 where it does not know
 
 
 @dataclass(frozen=True)

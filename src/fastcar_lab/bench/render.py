@@ -10,8 +10,7 @@ from rich.table import Table
 
 from fastcar_cli.cli.render import Results, columns, console, progress
 
-WIDEST = 1000
-"""Characters of a table in a file."""
+WIDEST = 1000  # characters of a table in a file
 
 
 def clip_table(out: Console, result: dict[str, Any]) -> None:

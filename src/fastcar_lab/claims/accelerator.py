@@ -17,12 +17,9 @@ from fastcar_fpga.workload import Workload, workload_of
 from fastcar_lab.claims.study import MAIN, Study
 
 PRESETS = ("paper-u280", "u280-int8")
-BATCH_PRESETS = ("paper-u280", "u55c-int8")
-"""The same with room for the keys of ROWS rows."""
-ROWS = 12
-"""Rows of a batch at least, so that the cores of these presets have rows to share."""
-PROMPT = 12
-"""Tokens before the first visual one."""
+BATCH_PRESETS = ("paper-u280", "u55c-int8")  # the same with room for the keys of ROWS rows
+ROWS = 12  # rows of a batch at least, so that the cores of these presets have rows to share
+PROMPT = 12  # tokens before the first visual one
 Bits = NDArray[np.bool_]
 
 

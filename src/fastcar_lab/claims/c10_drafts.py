@@ -23,12 +23,10 @@ CLAIM = (
     "None of the paper's: drafts from the last frame, verified exactly, make decoding at least as fast as replay of "
     "about 80 % of the MLPs does, with the same video."
 )
-TAUS, KEPT = (-2.0, -8.0, -math.inf), 0.8
-"""Thresholds, and a ratio that a controller keeps."""
+TAUS, KEPT = (-2.0, -8.0, -math.inf), 0.8  # thresholds, and a ratio that a controller keeps
 FOLDER, REPEATS = "drafts", 3
 WINDOWS = (4, 8, 16)
-EMULATED = 4
-"""Videos that are emulated."""
+EMULATED = 4  # videos that are emulated
 OFF = "off"
 
 

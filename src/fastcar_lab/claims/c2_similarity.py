@@ -14,8 +14,7 @@ from fastcar_lab.claims.study import Job, Study
 NUMBER, TITLE = 2, "Neighbouring frames' MLP outputs are alike"
 CLAIM = "MLP outputs of one place in neighbouring frames have a cosine of about 0.4 to above 0.8, by layer (figure 2)."
 LEAST = 0.4
-MOVES = 8.0
-"""Mean absolute change of a place's pixels, in 0..255, from which on it counts as moving."""
+MOVES = 8.0  # mean absolute change of a place's pixels, in 0..255, from which on it counts as moving
 
 
 def needs(study: Study) -> list[Job]:

@@ -32,8 +32,7 @@ NUMBER, TITLE = 3, "TAS bounds the change of the MLP's output"
 CLAIM = (
     "|Y_j - Y_j-| <= C (|X_j - X_j-| + sqrt(1 - s) + gamma M): the higher the score, the less the MLP's output changed."
 )
-STEEPEST = 1.0998
-"""Largest slope of silu."""
+STEEPEST = 1.0998  # largest slope of silu
 LARGEST = ("gate_max", "up_max", "tas_max", "attention_max")
 
 

@@ -14,8 +14,7 @@ from fastcar_lab.claims.study import RATIOS, Job, Study
 
 NUMBER, TITLE = 4, "TAS is a good gate"
 CLAIM = "Gating by TAS replays the tokens whose MLP output changed least, so quality lasts to high replay ratios."
-BELOW = (0.2, 0.5, 0.8)
-"""Quantiles of a layer's changes: x of "change below x"."""
+BELOW = (0.2, 0.5, 0.8)  # quantiles of a layer's changes: x of "change below x"
 CHEAP = ("input", "attention", "query")
 OTHERS = tuple(name for name in SCORES if name != DEFAULT)
 SCORED, SCORED_PROMPTS = "scores", 4

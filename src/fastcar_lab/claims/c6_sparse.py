@@ -23,10 +23,8 @@ CLAIM = (
 WINDOWS = (16, 64, 256)
 Curves = dict[tuple[int, int | None, float | None], NDArray[np.float64]]
 """Quality by frame, by number of frames, window and ratio."""
-LONG = (16, 64)
-"""Frames of longer videos."""
-LONG_PROMPTS = 4
-"""Prompts of longer videos, at most: 64 frames take eight times as long as 16."""
+LONG = (16, 64)  # frames of longer videos
+LONG_PROMPTS = 4  # prompts of longer videos, at most: 64 frames take eight times as long as 16
 
 
 def _windows(study: Study, frames: int | None = None) -> tuple[int, ...]:

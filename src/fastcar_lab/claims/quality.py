@@ -8,8 +8,7 @@ from typing import Any
 from fastcar_cli.media.metrics import error_of
 from fastcar_lab.claims.stats import Values, by_prompt
 
-EQUAL = 60.0
-"""PSNR in dB that stands for that of equal videos."""
+EQUAL = 60.0  # PSNR in dB that stands for that of equal videos
 
 KEYS = {
     "ssim": "SSIM",

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-RESAMPLES = 2000
-"""Draws of the bootstrap; its seed is fixed, so the same videos give the same spread."""
+RESAMPLES = 2000  # draws of the bootstrap; its seed is fixed, so the same videos give the same spread
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,7 @@ class Estimate:
         return f"{self.mean:{form}} [{self.low:{form}}, {self.high:{form}}]"
 
 
-Values = Mapping[str, Sequence[float]]
-"""Numbers of videos by prompt."""
+Values = Mapping[str, Sequence[float]]  # numbers of videos by prompt
 
 
 def estimate(values: Values) -> Estimate:

@@ -26,14 +26,11 @@ from fastcar_lab.claims.observed import codes, observed
 from fastcar_lab.claims.prompts import kinds_of
 from fastcar_lab.claims.stats import Values, by_kind, over_kinds
 
-TAUS = (0.0, -0.5, -1.0, -2.0, -4.0, -8.0)
-"""Thresholds of the paper's figure 4."""
-RATIOS = (0.2, 0.5, 0.8)
-"""Replay ratios of the paper's table 1."""
+TAUS = (0.0, -0.5, -1.0, -2.0, -4.0, -8.0)  # thresholds of the paper's figure 4
+RATIOS = (0.2, 0.5, 0.8)  # replay ratios of the paper's table 1
 MAIN, WINDOWED, OBSERVED = "main", "windows", "observed"
 """Folders of the model's own settings, of windows of attention, and of what was seen of every token."""
-SIDE_BY_SIDE = 8
-"""Videos that are observed together."""
+SIDE_BY_SIDE = 8  # videos that are observed together
 Arrays = dict[str, NDArray[Any]]
 
 

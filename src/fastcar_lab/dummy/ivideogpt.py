@@ -22,8 +22,7 @@ from fastcar_cli.models.ivideogpt.checkpoint import WEIGHTS, IVideoGPTCheckpoint
 from fastcar_cli.models.ivideogpt.network import IVideoGPT, IVideoGPTSpec
 from fastcar_cli.profile.profiler import random_tensor
 
-PIXELS = (64, 256)
-"""Sides of the frames of released models."""
+PIXELS = (64, 256)  # sides of the frames of released models
 
 
 def _released(name: str) -> IVideoGPTSpec:

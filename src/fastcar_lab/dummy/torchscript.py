@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CLASSES = types.ModuleType("__torch__")
-"""Where the classes of pickled objects lie for as long as they are written."""
+CLASSES = types.ModuleType("__torch__")  # where the classes of pickled objects lie for as long as they are written
 
 
 class Module:

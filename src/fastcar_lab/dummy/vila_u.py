@@ -20,8 +20,7 @@ from fastcar_cli.models.vila_u.shapes import full_configs
 from fastcar_cli.models.vila_u.text import ADDED, SYSTEM
 from fastcar_cli.profile.profiler import random_tensor
 
-FULL = full_configs()
-"""Config files of the 7B model by part: llm, tower, projector."""
+FULL = full_configs()  # config files of the 7B model by part: llm, tower, projector
 
 
 def write_configs(folder: Path, llm: dict[str, Any], tower: dict[str, Any], projector: dict[str, Any]) -> None:

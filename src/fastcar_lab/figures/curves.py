@@ -116,8 +116,7 @@ def _draw(figure: Any, lines: Sequence[dict[str, Any]]) -> None:
     grid[0].legend(frameon=False, fontsize=8)
 
 
-IDENTICAL = 80.0
-"""Height in dB at which videos without any difference are drawn."""
+IDENTICAL = 80.0  # height in dB at which videos without any difference are drawn
 
 
 def draw_plot(file: Path, before: dict[str, Any], after: dict[str, Any]) -> None:

@@ -25,8 +25,7 @@ from fastcar_lab.worlds.mini_actions.scene import Story, centre, draw_story, loo
 from fastcar_lab.worlds.protocol import Video
 
 Look = tuple[str, str]
-BOUNDS = (8, 16, 32, 64, 128, 200, 500)
-"""Ends of the ranges of frames that a table has."""
+BOUNDS = (8, 16, 32, 64, 128, 200, 500)  # ends of the ranges of frames that a table has
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,8 @@ from fastcar_lab.common import pipeline_of, pyplot
 from fastcar_lab.evaluation import generate_videos
 from fastcar_lab.worlds import world_of
 
-_GAP, _LINE, _LINES = 6, 13, 2
-"""Pixels between videos, of a line of text, and lines of a prompt."""
-_TINT = (0, 200, 90)
-"""Colour of what was replayed."""
+_GAP, _LINE, _LINES = 6, 13, 2  # pixels between videos, of a line of text, and lines of a prompt
+_TINT = (0, 200, 90)  # colour of what was replayed
 Frames = NDArray[np.uint8]
 
 

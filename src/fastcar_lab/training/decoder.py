@@ -168,8 +168,7 @@ def forward(
     return logits.view(b, s, model.spec.depth.depth, -1), scores, shares
 
 
-CHANGED_TAS = -6.0
-"""Score that training aims at where a pass's input or target differs from the frame before."""
+CHANGED_TAS = -6.0  # score that training aims at where a pass's input or target differs from the frame before
 
 STILL_TAS = (-1.4, 0.0, 1.5)
 """The same where both repeat it, by distance to the nearest change: 1, 2, or more positions."""

@@ -13,8 +13,7 @@ from fastcar_cli.models.network import Spec
 from fastcar_cli.system import plugins
 from fastcar_lab.training.stages import Training
 
-Video = NDArray[np.uint8]
-"""Frames [T, H, W, 3]."""
+Video = NDArray[np.uint8]  # frames [T, H, W, 3]
 
 
 class World(Protocol):

@@ -28,8 +28,7 @@ class Near(NamedTuple):
     """What is near the visual tokens of some prompts, as rows of the tables of a `PlacementMap`; all int64.
 
     tokens [g] have a ground, counted over all prompts, of row grounds [g]. Each pair of a token and a thing near it has
-    a
-    number of the token in seen_by [n], rows of where the thing is in places [n, 4], of its shape, size and turn in
+    a number of the token in seen_by [n], rows of where the thing is in places [n, 4], of its shape, size and turn in
     poses [n], and its color, material and light in looks [n, 3].
     """
 

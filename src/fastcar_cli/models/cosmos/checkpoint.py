@@ -32,8 +32,7 @@ _COSMOS = {
 
 MODEL, HALVES = "model.pt", ("encoder.jit", "decoder.jit")
 
-TOKENIZER = "nvidia/Cosmos-Tokenize1-DV8x16x16-720p"
-"""The repository of the tokenizer, which all models need."""
+TOKENIZER = "nvidia/Cosmos-Tokenize1-DV8x16x16-720p"  # the repository of the tokenizer, which all models need
 
 _BESIDE = (TOKENIZER.rpartition("/")[2], "Cosmos-1.0-Tokenizer-DV8x16x16")
 _GROWN = ("12B", "13B")

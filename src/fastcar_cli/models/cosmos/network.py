@@ -26,8 +26,7 @@ from fastcar_cli.system.plain_data import WHOLE, Size
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-CONTEXTS = (1, 2)
-"""Latent frames that a prompt may hold, of one frame or nine."""
+CONTEXTS = (1, 2)  # latent frames that a prompt may hold, of one frame or nine
 
 
 @dataclass(frozen=True, config=WHOLE)

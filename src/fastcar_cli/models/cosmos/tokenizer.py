@@ -32,8 +32,7 @@ from fastcar_cli.system.plain_data import WHOLE, Flag, Size
 
 COLOURS = 3
 
-Progress = Callable[[int, int], None]
-"""Receives the multiply-adds done and the total."""
+Progress = Callable[[int, int], None]  # receives the multiply-adds done and the total
 
 
 @dataclass(frozen=True, config=WHOLE)

@@ -25,8 +25,7 @@ class ModelSpec(Spec):
 
     `place_tables` adds learned vectors for frame and position to the embedding of a visual token (VILA-U has none);
     `projector_layers` counts the linear layers from code width to decoder width; `map` says how placements in prompts
-    are
-    embedded into visual tokens, see `placement_map.py`.
+    are embedded into visual tokens, see `placement_map.py`.
     """
 
     depth: DepthSpec

@@ -23,11 +23,9 @@ class RQVAESpec:
     """Sizes of the quantiser and of the decoder. Raises ValueError for sizes that do not fit.
 
     `grid` is (rows, columns) of code positions a frame; `latent_size`, where given, is what latents are resized to
-    before
-    decoding; `norm_groups` the groups of every GroupNorm (with few channels more than one must share a group, or the
-    absolute colour is normalised away). With `widths` the decoder is that of `patch_decoder.py` with such hidden
-    layers,
-    and of `ch_mult` only the length counts.
+    before decoding; `norm_groups` the groups of every GroupNorm (with few channels more than one must share a group, or
+    the absolute colour is normalised away). With `widths` the decoder is that of `patch_decoder.py` with such hidden
+    layers, and of `ch_mult` only the length counts.
     """
 
     grid: tuple[Size, Size]

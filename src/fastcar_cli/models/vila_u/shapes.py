@@ -19,8 +19,7 @@ from fastcar_cli.system.plain_data import Flag, Foreign, Layers, Size, read_chec
 
 FRAMES, FPS = 8, 8
 
-PARTS = ("llm", "vision_tower", "mm_projector")
-"""Folders of a checkpoint."""
+PARTS = ("llm", "vision_tower", "mm_projector")  # folders of a checkpoint
 
 
 class _Pixels(Foreign):

@@ -15,8 +15,7 @@ SYSTEM = (
 )
 """System text of the template `v1` (vicuna)."""
 
-ADDED = ("<im_start>", "<im_end>", "<vi_start>", "<vi_end>")
-"""Tokens after the base vocabulary, in this order."""
+ADDED = ("<im_start>", "<im_end>", "<vi_start>", "<vi_end>")  # tokens after the base vocabulary, in this order
 
 _RESERVED = (*ADDED, "<image>", "<s>", "</s>", "<unk>")
 
@@ -31,10 +30,8 @@ class LlamaTokenizer:
     """BOS, the pieces of the templated prompt, `<vi_start>`.
 
     `folder` is the `llm` folder of a checkpoint, with tokenizer.model and perhaps added_tokens.json; `vocab` are the
-    rows of
-    the embedding table, the added tokens its last four; `limit` is the most ids a prompt may have. Raises RequestError
-    for
-    a missing or damaged file, and for added tokens that do not fit the table.
+    rows of the embedding table, the added tokens its last four; `limit` is the most ids a prompt may have. Raises
+    RequestError for a missing or damaged file, and for added tokens that do not fit the table.
     """
 
     def __init__(self, folder: Path, vocab: int, limit: int) -> None:

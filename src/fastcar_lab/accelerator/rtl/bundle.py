@@ -36,8 +36,7 @@ from fastcar_lab.accelerator.rtl.stimulus import (
 from fastcar_lab.accelerator.rtl.tools import ARITHMETIC, SOURCE
 from fastcar_lab.accelerator.rtl.vectors import macs_of, vectors
 
-RANDOM_LAYERS = 320
-"""Random layers that are run before those of saved decisions."""
+RANDOM_LAYERS = 320  # random layers that are run before those of saved decisions
 
 
 STREAMS: dict[Weights, tuple[str, Order, float]] = {
@@ -48,8 +47,7 @@ STREAMS: dict[Weights, tuple[str, Order, float]] = {
 
 One by the reads of a row, the other by the port.
 """
-CLOCK = 900
-"""MHz of the cores behind them, so that an array takes more than they give."""
+CLOCK = 900  # MHz of the cores behind them, so that an array takes more than they give
 
 
 def check(preset: Preset) -> None:

@@ -19,8 +19,7 @@ from fastcar_fpga.memory import Dram
 from fastcar_fpga.preset import Preset
 from fastcar_lab.accelerator.rtl.stimulus import control_parameters, counts, packet_of, random_layers, words_of
 
-MACS, LANES, LAYERS = 16, 4, 10
-"""Of the cores that random layers run on, and how many."""
+MACS, LANES, LAYERS = 16, 4, 10  # of the cores that random layers run on, and how many
 
 
 class Memory:

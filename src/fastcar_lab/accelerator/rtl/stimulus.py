@@ -22,8 +22,7 @@ SHORT = ((4, 4, 64, 64.0), (16, 24, 64, 4.0), (16, 24, 64, 64.0), (24, 40, 128, 
 """Small streams (width, MLP width, bytes of a tile, memory bytes a cycle): rows shorter and longer than a packet."""
 
 
-WEIGHTS: tuple[Weights, ...] = ("private", "lockstep", "multicast")
-"""By the number that barrier.sv has for each."""
+WEIGHTS: tuple[Weights, ...] = ("private", "lockstep", "multicast")  # by the number that barrier.sv has for each
 
 
 def counts(program: Program) -> dict[str, int]:

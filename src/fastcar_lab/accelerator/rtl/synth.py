@@ -16,13 +16,11 @@ from fastcar_lab.accelerator.rtl.tools import call, yosys
 
 FAMILY = "xcup"
 CAVEAT = "yosys estimate"
-CARDS = ("KV260", "U280", "V80")
-"""Devices of which units take a share; device.py has what each has, and from where."""
+CARDS = ("KV260", "U280", "V80")  # devices of which units take a share; device.py has what each has, and from where
 
 KINDS = ("LUT", "FF", "DSP", "BRAM36", "URAM")
 
-MACS = 16
-"""MACs of the array that is synthesised: a core's has more of the same."""
+MACS = 16  # MACs of the array that is synthesised: a core's has more of the same
 
 ARTEFACT = "yosys estimate; the adder tree takes LUTs and FFs, which a vendor's tool packs into the DSPs in part"
 

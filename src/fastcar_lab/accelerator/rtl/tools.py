@@ -82,8 +82,7 @@ def simulate(folder: Path, *, layers: int | None = None, saif: bool = False) -> 
     return code == 0, different[0] if different else "\n".join(lines)
 
 
-LAYERS = 40
-"""Layers whose activity is recorded: a signal a cycle is slow to watch."""
+LAYERS = 40  # layers whose activity is recorded: a signal a cycle is slow to watch
 
 SCRIPT = """\
 # NOT RUN BY US: this needs AMD Vivado, which the project does not have. It says how activity.saif is meant to be

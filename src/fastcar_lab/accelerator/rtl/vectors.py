@@ -10,14 +10,9 @@ from fastcar_fpga import integer
 from fastcar_fpga.integer import FRACTION, LIMIT, MANTISSA_BITS, MULTIPLIER_BITS, Coded, Rows
 from fastcar_fpga.preset import Preset
 
-SUMS, REQUANTISE, ACTIVATE, CODE = 1, 2, 3, 4
-"""The requests of units.cpp."""
-
-MOST_MACS = 64
-"""Of the array that is simulated; a larger one has more of the same."""
-
-TERMS = (1, 2, 3, 37, 64, 65, 256, 1, 1100) * 16
-"""Of the sums: more than float32 adds without rounding among them."""
+SUMS, REQUANTISE, ACTIVATE, CODE = 1, 2, 3, 4  # the requests of units.cpp
+MOST_MACS = 64  # of the array that is simulated; a larger one has more of the same
+TERMS = (1, 2, 3, 37, 64, 65, 256, 1, 1100) * 16  # of the sums: more than float32 adds without rounding among them
 
 
 def macs_of(preset: Preset) -> int:

@@ -1,9 +1,8 @@
 """Does a video show what its caption says? A deterministic judge for the synthetic world.
 
-Analysis by synthesis: the background is the known one nearest to the frame's median, what differs
-from it is the object, and the object is the rendered template (shape, half width, facing, colour,
-position) that explains the pixels best. Motion and size are the pair whose path, as the renderer
-would draw it, lies nearest to the fitted poses.
+Analysis by synthesis: the background is the known one nearest to the frame's median, what differs from it is the
+object, and the object is the rendered template (shape, half width, facing, colour, position) that explains the pixels
+best. Motion and size are the pair whose path, as the renderer would draw it, lies nearest to the fitted poses.
 """
 
 from __future__ import annotations
@@ -21,18 +20,12 @@ from fastcar_lab.worlds.mini.render import Array, background, template
 from fastcar_lab.worlds.mini.scene import ATTRIBUTES, BACKGROUNDS, COLORS, MOTIONS, SHAPES, SIDE, SIZES, Scene, poses
 
 HALVES = (5, 6, 8, 10, 12, 14)
-_FOREGROUND = 0.13
-"""Least difference to the background, in any channel, of an object's pixel."""
-_BACKGROUND_ERROR = 0.10
-"""Largest median difference between a frame and its background."""
-_MISFIT = 0.20
-"""Largest error (mean absolute difference a covered pixel) of a template that explains an object."""
-_MARGIN = 0.05
-"""A frame agrees with the video's shape or colour if its error is within this of the best one."""
-_PATH_ERROR = 1.6
-"""Largest mean deviation in px of a path that is still that motion."""
-_SPECK = 14
-"""Pixels below which a foreground region is noise."""
+_FOREGROUND = 0.13  # least difference to the background, in any channel, of an object's pixel
+_BACKGROUND_ERROR = 0.10  # largest median difference between a frame and its background
+_MISFIT = 0.20  # largest error (mean absolute difference a covered pixel) of a template that explains an object
+_MARGIN = 0.05  # a frame agrees with the video's shape or colour if its error is within this of the best one
+_PATH_ERROR = 1.6  # largest mean deviation in px of a path that is still that motion
+_SPECK = 14  # pixels below which a foreground region is noise
 
 
 @dataclass(frozen=True)

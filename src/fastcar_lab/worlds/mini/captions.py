@@ -23,8 +23,7 @@ def _ways(of: str) -> dict[str, tuple[str, ...]]:
 
 
 PHRASES, MOVES, PLACES = _ways("phrases"), _ways("moves"), _ways("places")
-FILLERS = frozenset(_WORDS["fillers"].split())
-"""Known words that say nothing the model can draw; they get no token."""
+FILLERS = frozenset(_WORDS["fillers"].split())  # known words that say nothing the model can draw; they get no token
 
 SPECIALS = ("<pad>", "<bos>", "<vi_start>")
 VOCABULARY: tuple[str, ...] = (*SPECIALS, *PHRASES)

@@ -11,8 +11,7 @@ from fastcar_lab.worlds.mini.captions import FILLERS, PHRASES, VOCABULARY
 from fastcar_lab.worlds.mini.scene import ATTRIBUTES, FRAMES
 from fastcar_lab.worlds.mini.train_tokenizer import TOKENIZER_SPEC
 
-PROMPT_LENGTH = 12
-"""Tokens of every prompt, padding included."""
+PROMPT_LENGTH = 12  # tokens of every prompt, padding included
 
 MINI = ModelSpec(
     name="mini",

@@ -1,10 +1,9 @@
 """Patches, their codes, and the encoder that finds them.
 
-An encoder that sees only its own 8 x 8 patch gives a static patch the same codes in every frame.
-A latent has two parts that do not overlap: `palette` (which colours meet in the patch) and `mask`
-(the silhouette and its shading). The codebook of depth 0 lives in the palette part and that of
-depth 1 in the mask part, so nearest-code residual quantisation of the sum picks one after the
-other, and a silhouette keeps its mask code whatever its colour.
+An encoder that sees only its own 8 x 8 patch gives a static patch the same codes in every frame. A latent has two parts
+that do not overlap: `palette` (which colours meet in the patch) and `mask` (the silhouette and its shading). The
+codebook of depth 0 lives in the palette part and that of depth 1 in the mask part, so nearest-code residual
+quantisation of the sum picks one after the other, and a silhouette keeps its mask code whatever its colour.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from fastcar_lab.worlds.mini.scene import BACKGROUNDS, COLORS, SIDE, Pose, Scene
 
 PATCH = 8
 PALETTE_WIDTH = 16
-EMPTY, EDGE, FULL = range(3)
-"""Kinds of patch: background only, both, object only. Each kind has palettes of its own."""
+EMPTY, EDGE, FULL = range(3)  # kinds of patch: background only, both, object only. Each kind has palettes of its own
 
 
 @functools.cache

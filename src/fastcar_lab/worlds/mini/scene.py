@@ -12,10 +12,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-SIDE = 64
-"""Height and width of a frame in pixels."""
-FRAMES = 8
-"""Frames of a training video."""
+SIDE = 64  # height and width of a frame in pixels
+FRAMES = 8  # frames of a training video
 
 SHAPES = ("ball", "box", "triangle", "star", "car", "boat")
 COLORS: dict[str, tuple[float, float, float]] = {
@@ -52,8 +50,7 @@ _STARTS = {
     "up": (_CROSS, (48,)),
 }
 """x and y of the centres at which a motion may begin; others begin anywhere on the grid of `_CROSS`."""
-_STEPS = {"right": (4, 0), "left": (-4, 0), "down": (0, 4), "up": (0, -4)}
-"""Pixels a frame of straight paths."""
+_STEPS = {"right": (4, 0), "left": (-4, 0), "down": (0, 4), "up": (0, -4)}  # pixels a frame of straight paths
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,7 @@ def evaluate(model: Tokenizer, scenes: list[Scene], count: int = 200, seed: int 
     return psnr_of(float((x - y).square().mean()) * 255**2) or math.inf
 
 
-Loss = Callable[[int, random.Random], Tensor]
-"""That of a step with its random numbers."""
+Loss = Callable[[int, random.Random], Tensor]  # that of a step with its random numbers
 
 
 def _encoder_loss(model: Tokenizer, scenes: list[Scene], log: Callable[[str], None]) -> Loss:

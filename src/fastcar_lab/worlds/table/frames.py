@@ -20,8 +20,7 @@ from fastcar_lab.worlds.table.tokenizer import PATCH
 _COUNT = SIDE // PATCH
 _PLACES = _COUNT * _COUNT
 _PIXELS = PATCH * PATCH * 3
-_ANYWHERE = 8
-"""Of so many patches that are drawn one is from anywhere, which is nearly always ground."""
+_ANYWHERE = 8  # of so many patches that are drawn one is from anywhere, which is nearly always ground
 
 
 def cut(clip: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -57,9 +56,8 @@ def _mixed(seed: int, number: int) -> NDArray[np.uint8]:
 class Pool:
     """Clips and as many mixtures of single frames (`_mixed`), of which the newest replace the oldest.
 
-    They have the numbers of the last steps, so what it holds follows from seed and step alone.
-    `patches` uint8 [size, 16 * 64, 768]. With `encode`, which makes codes [16, 64, depth] of a clip, it knows
-    those too.
+    They have the numbers of the last steps, so what it holds follows from seed and step alone. `patches` uint8 [size,
+    16 * 64, 768]. With `encode`, which makes codes [16, 64, depth] of a clip, it knows those too.
     """
 
     def __init__(

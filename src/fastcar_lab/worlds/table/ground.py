@@ -9,8 +9,7 @@ import numpy as np
 from fastcar_lab.worlds.table.scene import SIDE
 from fastcar_lab.worlds.table.solids import Array
 
-PERIOD = 32
-"""Pixels after which a ground repeats in both directions."""
+PERIOD = 32  # pixels after which a ground repeats in both directions
 
 
 def _noise(seed: int, across: float, down: float) -> Array:

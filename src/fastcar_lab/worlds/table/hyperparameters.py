@@ -50,8 +50,7 @@ TABLE_MAP = MapSpec(
     hidden=768,
 )
 
-LONGEST = 128
-"""Frames a video may have."""
+LONGEST = 128  # frames a video may have
 
 # The first five repeat with the frame and its rows, so "the same place, some frame ago" is one angle
 # however long ago. The rest were drawn at random for the least similarity of two positions that differ

@@ -11,8 +11,7 @@ from fastcar_cli.inputs.worlds.placement_text import Placements, PlacementTokeni
 from fastcar_lab.worlds.table.placement import AROUND, LOOKS, TOKENS, USUAL
 from fastcar_lab.worlds.table.scene import SHAPES, TURNING
 
-PROMPT_LENGTH = 40
-"""Tokens of every prompt, padding included."""
+PROMPT_LENGTH = 40  # tokens of every prompt, padding included
 
 # Longest phrases win, so "to the left of" is a place and "to the left" a direction.
 PHRASES: dict[str, tuple[str, ...]] = {

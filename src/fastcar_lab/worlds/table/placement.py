@@ -10,8 +10,7 @@ from __future__ import annotations
 from fastcar_cli.inputs.worlds.physics import STEP
 from fastcar_lab.worlds.table.scene import COLORS, GROUNDS, LIGHTS, MATERIALS, SIZES, Scene, Thing
 
-CELL = 16
-"""Places are given in cells of so many pixels, and where in the cell."""
+CELL = 16  # places are given in cells of so many pixels, and where in the cell
 _INSIDE = range(CELL // STEP)
 _SPEEDS = (-6, -4, -2, 2, 4, 6)
 
@@ -32,10 +31,8 @@ TOKENS: tuple[str, ...] = (
 
 LOOKS = {"size": SIZES, "color": tuple(COLORS), "material": MATERIALS}
 """What is drawn for a thing of which it is not said."""
-AROUND = {"ground": GROUNDS, "light": tuple(LIGHTS)}
-"""What is said of a scene."""
-USUAL = {"light": "day"}
-"""What goes without saying: captions always name the other light."""
+AROUND = {"ground": GROUNDS, "light": tuple(LIGHTS)}  # what is said of a scene
+USUAL = {"light": "day"}  # what goes without saying: captions always name the other light
 
 
 def of_thing(thing: Thing) -> tuple[str, ...]:

@@ -18,8 +18,7 @@ from fastcar_lab.worlds.table.placement import of_scene
 from fastcar_lab.worlds.table.scene import SIZES, Scene
 from fastcar_lab.worlds.table.stories import draw_scene, happens
 
-ROWS = 6
-"""Placements kept for all captions of one signature."""
+ROWS = 6  # placements kept for all captions of one signature
 _WAYS = frozenset({"left", "right", "front", "back", "slow", "fast"})
 _DEEDS = _WAYS | {"moves", "still"}
 

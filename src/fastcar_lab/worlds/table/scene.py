@@ -1,9 +1,8 @@
 """What a scene of the table world consists of: objects, how each begins, ground, light and camera.
 
-Places are pixels of the frame: `x` grows to the right, `y` towards the viewer, both at the point of
-the ground under an object's middle; `z` is the height above the ground as it is seen. Everything
-lies on a grid of 2 px, starts anywhere on it, and moves by an even number of pixels a frame
-(`models/paths.py`).
+Places are pixels of the frame: `x` grows to the right, `y` towards the viewer, both at the point of the ground under an
+object's middle; `z` is the height above the ground as it is seen. Everything lies on a grid of 2 px, starts anywhere on
+it, and moves by an even number of pixels a frame (`models/paths.py`).
 """
 
 from __future__ import annotations
@@ -12,15 +11,11 @@ from dataclasses import dataclass
 
 from fastcar_cli.inputs.worlds.physics import Body, Contact, Pose, simulate
 
-SIDE = 128
-"""Height and width of a frame in pixels."""
-FRAMES = 16
-"""Frames of a training video."""
+SIDE = 128  # height and width of a frame in pixels
+FRAMES = 16  # frames of a training video
 SHAPES = ("ball", "cube", "cylinder", "pyramid", "ring")
-TURNING = ("cube", "pyramid")
-"""Shapes whose turning can be seen."""
-TURNED = 2
-"""The turn, in steps of 15 degrees, of what is seen edgewise."""
+TURNING = ("cube", "pyramid")  # shapes whose turning can be seen
+TURNED = 2  # the turn, in steps of 15 degrees, of what is seen edgewise
 COLORS: dict[str, tuple[float, float, float]] = {
     "red": (0.80, 0.10, 0.10),
     "orange": (0.96, 0.46, 0.05),
@@ -33,8 +28,7 @@ COLORS: dict[str, tuple[float, float, float]] = {
 }
 MATERIALS = ("metal", "rubber")
 SIZES = ("small", "large")
-RADIUS = {"small": 10, "large": 14}
-"""Half the width of a ball in pixels."""
+RADIUS = {"small": 10, "large": 14}  # half the width of a ball in pixels
 MASS = {"small": 1, "large": 2}
 GROUNDS = ("grey", "wood", "grass", "checker")
 LIGHTS: dict[str, tuple[float, float, float]] = {"day": (1.0, 1.0, 1.0), "dusk": (0.76, 0.62, 0.70)}

@@ -12,12 +12,9 @@ Array = NDArray[np.float32]
 FAR = 1e6
 
 _CUBE = 0.82
-_CYLINDER = (0.68, 2.1)
-"""Its radius and its height: narrower and taller than a cube, so one is not taken for the other."""
-_PYRAMID = (0.96, 1.85)
-"""Half its base and its height."""
-_RING = (0.80, 0.28)
-"""Radius of the circle, which is upright, and of the tube around it."""
+_CYLINDER = (0.68, 2.1)  # its radius and its height: narrower and taller than a cube, so one is not taken for the other
+_PYRAMID = (0.96, 1.85)  # half its base and its height
+_RING = (0.80, 0.28)  # radius of the circle, which is upright, and of the tube around it
 
 
 def _quadratic(a: float, b: Array, c: Array) -> tuple[Array, Array]:

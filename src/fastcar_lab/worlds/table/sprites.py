@@ -16,8 +16,7 @@ from fastcar_cli.inputs.worlds.physics import RISE, SLANT
 from fastcar_lab.worlds.table.scene import RADIUS
 from fastcar_lab.worlds.table.solids import FAR, Array, intersect
 
-HALF = 36
-"""Half the side of a sprite in px; its middle is the point of the ground under the object."""
+HALF = 36  # half the side of a sprite in px; its middle is the point of the ground under the object
 _SAMPLES = 3
 _LIGHT = np.array([-0.50, -0.30, 0.81], np.float32) / np.linalg.norm([-0.50, -0.30, 0.81]).astype(np.float32)
 _VIEW = np.array([0, RISE, -SLANT], np.float32)
@@ -27,8 +26,7 @@ SHADOW_SHIFT = (
     float(-_LIGHT[1] / _LIGHT[2] / np.float32(RISE) * np.float32(-SLANT)),
 )
 """How far (right, down) in px a shadow moves for a pixel of height above the ground."""
-_DARK = 0.50
-"""What a full shadow takes of the ground's light."""
+_DARK = 0.50  # what a full shadow takes of the ground's light
 
 
 Box = tuple[int, int, int, int]

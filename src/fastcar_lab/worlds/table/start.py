@@ -20,10 +20,8 @@ from fastcar_lab.worlds.table.samples import Batch
 
 _MARK = 48.0
 """Size of the number that marks the depth; it dwarfs the rest, so a LayerNorm divides by about the same everywhere."""
-_GATE = 6.0
-"""How far a GELU is pushed to where it is the identity, or nothing."""
-_REST = 0.01
-"""Scale of the weights that have no part in this."""
+_GATE = 6.0  # how far a GELU is pushed to where it is the identity, or nothing
+_REST = 0.01  # scale of the weights that have no part in this
 _SHARPNESS = (0.1, 0.2, 0.25, 0.25, 0.25)
 """By how much the logit of a code falls with its squared distance, for each depth; predictions are poor at first."""
 

@@ -25,20 +25,13 @@ from fastcar_lab.worlds.table.scene import (
     Thing,
 )
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 16, 112, 40, 114
-"""Where the middle of an object that is to be seen whole may be."""
-_MIDDLE = (64, 76)
-"""Around what place the middle of all paths lies."""
-_OUT = 24
-"""How far outside the frame nothing of an object is seen."""
-HOPS = (10, 14)
-"""Speeds at which a bouncing ball leaves the ground: 18 and 32 px high, 6 and 8 frames long."""
+_LEFT, _RIGHT, _TOP, _BOTTOM = 16, 112, 40, 114  # where the middle of an object that is to be seen whole may be
+_MIDDLE = (64, 76)  # around what place the middle of all paths lies
+_OUT = 24  # how far outside the frame nothing of an object is seen
+HOPS = (10, 14)  # speeds at which a bouncing ball leaves the ground: 18 and 32 px high, 6 and 8 frames long
 _TRIES = 4000
-_APART = 36
-"""Pixels between things at first, right or down."""
-
-Story = Callable[[random.Random], tuple[Thing, ...]]
-"""Draws the objects of a scene."""
+_APART = 36  # pixels between things at first, right or down
+Story = Callable[[random.Random], tuple[Thing, ...]]  # draws the objects of a scene
 
 
 def _even(rng: random.Random, low: int, high: int) -> int:

@@ -9,8 +9,7 @@ from fastcar_cli.models.bundled.patch_decoder import PatchDecoder
 from fastcar_cli.models.vila_u.rqvae import RQVAESpec
 from fastcar_lab.training.tokenizer import WorldTokenizer, quantize, to_patches
 
-PATCH = 16
-"""Side of a patch in pixels."""
+PATCH = 16  # side of a patch in pixels
 
 TABLE_RQVAE = RQVAESpec(
     grid=(8, 8),

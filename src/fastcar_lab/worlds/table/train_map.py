@@ -26,10 +26,8 @@ from fastcar_lab.worlds.table.scene import FRAMES, LIGHTS, Scene
 from fastcar_lab.worlds.table.stories import any_scene
 from fastcar_lab.worlds.table.tokenizer import PATCH, TableTokenizer
 
-_SCENES, _FRAMES = 10, 6
-"""Of a step: scenes, and frames of each."""
-_LOUD = 3.0
-"""A latent's numbers, about 1, are output so many times as large."""
+_SCENES, _FRAMES = 10, 6  # of a step: scenes, and frames of each
+_LOUD = 3.0  # a latent's numbers, about 1, are output so many times as large
 
 
 class Looks:

@@ -12,12 +12,9 @@ from fastcar_lab.worlds.table.scene import GROUNDS, LIGHTS
 from fastcar_lab.worlds.table.solids import Array
 
 PANS = (0, -4, -2, 2, 4)
-_CAP = 0.12
-"""Difference above which a pixel counts as something else than ground."""
-_UNKNOWN = 0.075
-"""Mean capped difference above which no known ground is seen."""
-_SHADE = 0.12
-"""What a full shadow counts as difference, so that a dark object is not taken for one."""
+_CAP = 0.12  # difference above which a pixel counts as something else than ground
+_UNKNOWN = 0.075  # mean capped difference above which no known ground is seen
+_SHADE = 0.12  # what a full shadow counts as difference, so that a dark object is not taken for one
 
 
 @dataclass(frozen=True)

@@ -13,21 +13,14 @@ from fastcar_lab.worlds.table.analyser.looks import CAP, GEOMETRIES, TINTS, Look
 from fastcar_lab.worlds.table.scene import COLORS, LIGHTS, SIDE
 from fastcar_lab.worlds.table.solids import Array
 
-STRANGE = 0.085
-"""Strangeness from which a pixel belongs to an object."""
-SPECK = 22
-"""Pixels below which a strange region is noise."""
-_FAR = 26
-"""How far outside the frame a place may be."""
-_MISFIT = 0.15
-"""Mean difference of a template above which nothing known is seen."""
-
-_VAGUE = 16
-"""By how many px the region of an object may be too small whose colour is one of these."""
+STRANGE = 0.085  # strangeness from which a pixel belongs to an object
+SPECK = 22  # pixels below which a strange region is noise
+_FAR = 26  # how far outside the frame a place may be
+_MISFIT = 0.15  # mean difference of a template above which nothing known is seen
+_VAGUE = 16  # by how many px the region of an object may be too small whose colour is one of these
 _LIKE_GROUND = ("white", "orange", "green")
 
-_FINALISTS = 16
-"""Looks that are compared at all of their pixels."""
+_FINALISTS = 16  # looks that are compared at all of their pixels
 
 
 @dataclass(frozen=True)

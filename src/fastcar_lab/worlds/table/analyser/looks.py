@@ -14,10 +14,8 @@ from fastcar_lab.worlds.table.scene import COLORS, LIGHTS, MATERIALS, SHAPES, SI
 from fastcar_lab.worlds.table.solids import Array
 from fastcar_lab.worlds.table.sprites import HALF, sprite
 
-MARGIN = 2 * HALF
-"""Pixels around a frame where objects that leave it may be."""
-CAP = 0.35
-"""Largest difference of a pixel that counts."""
+MARGIN = 2 * HALF  # pixels around a frame where objects that leave it may be
+CAP = 0.35  # largest difference of a pixel that counts
 _SPAN = SIDE + 2 * MARGIN
 GEOMETRIES = tuple(itertools.product(SHAPES, SIZES))
 TINTS = tuple(itertools.product(COLORS, MATERIALS))

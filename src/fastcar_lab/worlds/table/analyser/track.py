@@ -27,20 +27,14 @@ from fastcar_lab.worlds.table.analyser.looks import (
 from fastcar_lab.worlds.table.scene import SIDE
 from fastcar_lab.worlds.table.solids import Array
 
-_LOST = 0.13
-"""Mean difference above which an object is not where it was looked for."""
+_LOST = 0.13  # mean difference above which an object is not where it was looked for
 _ABSENT = 0.05
 """Share of an object that the ground must explain better than the object, on balance, for it not to be there."""
-_HIDDEN = 0.3
-"""Share of an object that must be seen for its place to be measured."""
-_MOSTLY = 0.6
-"""Share below which what is seen of an object may be too little to fit."""
-_WHOLE = 0.75
-"""Share of an object that must be seen for its look to be judged."""
-_ENOUGH = 0.65
-"""Share of an object that must be in the frame for it to be taken for a new one."""
-_SEARCH = (8, 14)
-"""How far in px, across and down, from where it is expected an object is looked for."""
+_HIDDEN = 0.3  # share of an object that must be seen for its place to be measured
+_MOSTLY = 0.6  # share below which what is seen of an object may be too little to fit
+_WHOLE = 0.75  # share of an object that must be seen for its look to be judged
+_ENOUGH = 0.65  # share of an object that must be in the frame for it to be taken for a new one
+_SEARCH = (8, 14)  # how far in px, across and down, from where it is expected an object is looked for
 
 
 @dataclass
@@ -83,8 +77,7 @@ def _leaving(track: Track, backdrop: Backdrop) -> bool:
     return soon < min(now, _MOSTLY)
 
 
-State = tuple[Look, int, int, int]
-"""Look, turn, x and y of an object in a frame."""
+State = tuple[Look, int, int, int]  # look, turn, x and y of an object in a frame
 
 
 def _covered(state: Iterable[State], light: str) -> NDArray[np.bool_]:

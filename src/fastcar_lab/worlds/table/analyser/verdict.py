@@ -19,14 +19,10 @@ _CONTRADICTS = 0.025
 """By how much another colour and material must fit a frame better than the video's own to count as a change."""
 _CHANGES = 0.12
 """By how much another form must fit better than the video's own, summed over the frames, to count as a change."""
-_DOUBT = 0.01
-"""What is taken off for each frame, as what is drawn softly may fit another form a little better."""
-_STILL = 3.0
-"""Pixels within which something stands still."""
-_ROUGH = 2.0
-"""Mean deviation in px of a path from the straight line or the bounce that it is taken for."""
-_TOUCH = 5.0
-"""Pixels between two objects that touch, for errors of both places."""
+_DOUBT = 0.01  # what is taken off for each frame, as what is drawn softly may fit another form a little better
+_STILL = 3.0  # pixels within which something stands still
+_ROUGH = 2.0  # mean deviation in px of a path from the straight line or the bounce that it is taken for
+_TOUCH = 5.0  # pixels between two objects that touch, for errors of both places
 
 
 @dataclass(frozen=True)
