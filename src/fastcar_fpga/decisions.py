@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import zipfile
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from fastcar_cli.models.network import Spec
 from fastcar_cli.system.files import read_arrays, write_arrays
 from fastcar_cli.system.plain_data import Count, Foreign, Size, checked, parse_json
 from fastcar_fpga.layer import INDEX_BITS, check_rows
+from fastcar_fpga.workload import Workload
 
 Bits = NDArray[np.bool_]
 Counts = NDArray[np.int64]
@@ -99,18 +100,13 @@ class Decisions:
     """
 
     replayed: Bits
-    spec: dict[str, Any]
+    spec: Spec
     prompt: int
     frames: int
     window: int | None
     sinks: int
     note: dict[str, Any]
     windows: Windows | None = None
-
-    @property
-    def model(self) -> Spec:
-        """The model's specification. Raises TypeError or ValueError for other data."""
-        return spec_from_dict(self.spec)
 
     def fitting(self) -> Decisions:
         """These in passes that the Index Register has bits for. Raises RequestError for more rows than it has bits."""
@@ -135,10 +131,11 @@ class _Meta(Foreign):
 
 def save(file: Path, decisions: Decisions) -> None:
     """Write a file: one bit a decision, compressed. Raises RunError where it can't be written."""
-    windows, names = decisions.windows, [f.name for f in fields(decisions)]
-    about = {name: getattr(decisions, name) for name in names if name not in ("replayed", "windows")}
-    bits = decisions.replayed if windows is None else windows.replayed
-    passes = {} if windows is None else {"taken": windows.taken, "accepted": windows.accepted}
+    about = dict(vars(decisions), spec=decisions.spec.to_dict())
+    bits, windows = about.pop("replayed"), about.pop("windows")
+    passes = {}
+    if windows is not None:
+        bits, passes = windows.replayed, {"taken": windows.taken, "accepted": windows.accepted}
     meta = {"format": "fastcar-decisions", "version": 2, "shape": list(bits.shape), **about}
     write_arrays(file, {"bits": np.packbits(bits), "meta": np.array(json.dumps(meta)), **passes})
 
@@ -160,7 +157,7 @@ def read(file: Path) -> Decisions:
             windows = Windows(data["taken"].astype(np.int64), data["accepted"].astype(np.int64), replayed)
             last = meta.frames * spec.tokens_per_frame - 1
             replayed = windows.final(min(last, int(windows.accepted.sum(0).min())))
-        return Decisions(replayed, meta.spec, meta.prompt, meta.frames, meta.window, meta.sinks, meta.note, windows)
+        return Decisions(replayed, spec, meta.prompt, meta.frames, meta.window, meta.sinks, meta.note, windows)
     except FileNotFoundError:
         raise RequestError(f"{file}: there is no such file") from None
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as e:
@@ -168,34 +165,30 @@ def read(file: Path) -> Decisions:
 
 
 def draw(
-    *,
-    layers: int,
-    rows: int,
-    frames: int,
-    tokens_per_frame: int,
+    work: Workload,
     ratio: float,
-    seed: int,
+    seed: int = 0,
     spread: str = "eligible",
     pair_correlation: float = 0.0,
     profile: str = "flat",
 ) -> Bits:
-    """Synthetic decisions [layers, rows, passes] with a mean replay ratio over all passes.
+    """Synthetic decisions [layers, rows, passes] of a workload with a mean replay ratio over all passes.
 
     spread: `eligible` leaves the first frame computing, `all` spreads the ratio over every pass (our reading of the
     published table). pair_correlation: probability that rows i and i + rows / 2 share their decision. profile: `flat`,
     or `valley`, where the middle layers replay least (the outline of the published Figure 5). Raises RequestError where
     the ratio can't be reached.
     """
-    passes = frames * tokens_per_frame - 1
-    first = tokens_per_frame if spread == "eligible" else 0
+    layers, rows, passes = work.layers, work.rows, work.steps
+    first = work.tokens_per_frame if spread == "eligible" else 0
     if first >= passes:
         raise RequestError(
-            f"no pass may replay with {frames} frames", hint=("at least 2 frames, or ", Key("spread"), " all")
+            f"no pass may replay with {work.frames} frames", hint=("at least 2 frames, or ", Key("spread"), " all")
         )
     rate = ratio * passes / (passes - first)
     if rate > 1 + 1e-12:
         raise RequestError(
-            f"at most {(passes - first) / passes:.4f} of the passes of {frames} frames may replay",
+            f"at most {(passes - first) / passes:.4f} of the passes of {work.frames} frames may replay",
             key="ratio",
             value=f"{ratio:g}",
             hint=(Key("spread"), " all spreads the ratio over the first frame too"),

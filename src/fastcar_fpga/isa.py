@@ -36,34 +36,18 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Program:
-    """The stream of one row, with its totals."""
+    """The stream of one row.
+
+    words: of its packet, a header with the row and how many words follow, and the instructions. weight_bytes: what
+    passes the buffer. macs, vector_elements: what the other units take.
+    """
 
     name: str
     instructions: tuple[Instruction, ...]
-
-    def total(self, op: Op) -> int:
-        """Sum of the amounts of an operation."""
-        return sum(i.amount for i in self.instructions if i.op == op)
-
-    @property
-    def words(self) -> int:
-        """Words of the stream's packet: a header, which has the row and how many words follow, and the instructions."""
-        return 1 + len(self.instructions)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights that pass the buffer."""
-        return self.total("load")
-
-    @property
-    def macs(self) -> int:
-        """Multiply-accumulates."""
-        return self.total("multiply")
-
-    @property
-    def vector_elements(self) -> int:
-        """Elements through the vector unit."""
-        return sum(self.total(op) for op in VECTOR_OPS)
+    words: int
+    weight_bytes: int
+    macs: int
+    vector_elements: int
 
 
 class _Stream:
@@ -85,6 +69,13 @@ class _Stream:
         load = self.add("load", size, free, tile, outputs)
         self._uses.append(self.add("multiply", macs, (load, *after), tile))
         return self._uses[-1]
+
+    def program(self, name: str) -> Program:
+        """All of the stream, with its totals."""
+        totals = dict.fromkeys(("memory", "mac", "vector"), 0)
+        for i in self.instructions:
+            totals[UNIT_OF[i.op]] += i.amount
+        return Program(name, tuple(self.instructions), 1 + len(self.instructions), *totals.values())
 
 
 def _split(total: int, parts: int) -> list[int]:
@@ -125,7 +116,7 @@ def compile_mlp(
         if channels:
             last = (stream.add("accumulate", channels, (down,)),)
     stream.add("store", width, last)
-    return Program("mlp", tuple(stream.instructions))
+    return stream.program("mlp")
 
 
 def compile_linear(
@@ -138,7 +129,7 @@ def compile_linear(
     for part, (_, size, macs) in zip(_split(columns, len(tiles)), tiles, strict=True):
         last = (stream.tile(part, size, macs),)
     stream.add("store", outputs, last)
-    return Program(name, tuple(stream.instructions))
+    return stream.program(name)
 
 
 _EPSILON = 1e-9
@@ -218,23 +209,18 @@ class Span:
     end: int
 
 
-def spans(program: Program, rates: Rates, *, loaded: bool = False) -> list[Span]:
-    """Every instruction of a stream on one core; loaded: the tiles that fit the buffer wait in it."""
-    return round_spans(program, rates, (0,), loaded=loaded)[0]
-
-
-def round_spans(
+def spans(
     program: Program,
     rates: Rates,
-    begins: Sequence[int],
+    begins: Sequence[int] = (0,),
     *,
     loaded: bool = False,
     serve: Callable[[int, int], int] | None = None,
 ) -> list[list[Span]]:
     """Every instruction as it runs on each core of a round, by the cycles in which their rows begin.
 
-    A tile is sent to all of them, when each has room for it. serve: when the bytes of a load that is requested at a
-    time are there; None: beats at the rate, `latency` after the request.
+    A tile is sent to all of them, when each has room for it. loaded: tiles that fit the buffer wait there. serve: when
+    the bytes of a load that is requested at a time are there; None: beats at the rate, `latency` after the request.
     """
     ran: list[list[Span]] = [[] for _ in begins]
     free = [{"mac": begin, "vector": begin} for begin in begins]
@@ -264,4 +250,4 @@ def round_spans(
 @lru_cache(maxsize=4096)
 def cycles(program: Program, rates: Rates, loaded: bool = False) -> int:
     """Cycles of one stream on one core, from its first cycle to its last result."""
-    return max(s.end for s in spans(program, rates, loaded=loaded))
+    return max(s.end for s in spans(program, rates, loaded=loaded)[0])

@@ -136,7 +136,7 @@ def compare(emulator: Emulator, replayed: NDArray[np.bool_], windows: Windows | 
 def emulate(preset: Preset, saved: Decisions) -> Comparison:
     """Saved decisions on an accelerator. Raises RequestError where model or passes do not fit it."""
     lengths = {"frames": saved.frames, "prompt": saved.prompt}
-    work = workload_of(saved.model, rows=saved.replayed.shape[1], window=saved.window, sinks=saved.sinks, **lengths)
+    work = workload_of(saved.spec, rows=saved.replayed.shape[1], window=saved.window, sinks=saved.sinks, **lengths)
     return compare(Emulator(preset, work), saved.replayed, saved.fitting().windows)
 
 

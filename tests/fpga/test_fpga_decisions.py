@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fpga_presets import work
 from support.tiny import tiny_spec
 
 from fastcar_cli.errors import RequestError
@@ -27,8 +27,7 @@ def test_saved_decisions_come_back(
 ) -> None:
     file = tmp_path_factory.mktemp("d") / "run.npz"
     bits = np.random.default_rng(seed).random(shape) < 0.5
-    spec = json.loads(json.dumps(tiny_spec().to_dict()))
-    before = Decisions(bits, spec, 3, 2, window, 4, {"tau": -2})
+    before = Decisions(bits, tiny_spec(), 3, 2, window, 4, {"tau": -2})
     save(file, before)
     after = read(file)
     assert np.array_equal(after.replayed, bits)
@@ -37,7 +36,7 @@ def test_saved_decisions_come_back(
 
 def test_damaged_decisions_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "run.npz"
-    save(file, Decisions(np.ones((2, 2, 99), dtype=bool), {}, 1, 1, None, 4, {}))
+    save(file, Decisions(np.ones((2, 2, 99), dtype=bool), tiny_spec(), 1, 1, None, 4, {}))
     whole = file.read_bytes()
     for content in (whole[:-60], b"nothing", b""):
         file.write_bytes(content)
@@ -48,14 +47,14 @@ def test_damaged_decisions_are_refused(tmp_path: Path) -> None:
 
 
 def test_drawn_decisions_have_the_requested_ratio() -> None:
-    shape: dict[str, Any] = {"layers": 12, "rows": 4, "frames": 4, "tokens_per_frame": 64, "seed": 0}
+    shape = work(layers=12, rows=4, frames=4, tokens_per_frame=64)
     for profile in ("flat", "valley"):
-        bits = draw(ratio=0.5, profile=profile, **shape)
+        bits = draw(shape, ratio=0.5, profile=profile)
         assert bits.mean() == pytest.approx(0.5, abs=0.01) and not bits[:, :, :64].any()
     by_layer = bits.mean((1, 2))
     assert by_layer[0] > by_layer[6] + 0.1
-    together = draw(ratio=0.5, pair_correlation=1.0, **shape)
+    together = draw(shape, ratio=0.5, pair_correlation=1.0)
     assert np.array_equal(together[:, :2], together[:, 2:])
     with pytest.raises(RequestError, match=r"at most 0\.749"):
-        draw(ratio=0.9, **shape)
-    assert draw(ratio=0.9, spread="all", **shape)[:, :, :64].any()
+        draw(shape, ratio=0.9)
+    assert draw(shape, ratio=0.9, spread="all")[:, :, :64].any()

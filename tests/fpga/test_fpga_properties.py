@@ -13,7 +13,7 @@ from support.fpga_presets import preset, work
 
 from fastcar_cli.errors import RequestError
 from fastcar_fpga.emulator import Emulator
-from fastcar_fpga.isa import round_spans
+from fastcar_fpga.isa import spans
 from fastcar_fpga.layer import Registers, check_rows
 from fastcar_fpga.preset import Preset
 from fastcar_fpga.workload import Workload
@@ -61,7 +61,7 @@ def test_a_round_ends_when_its_first_or_its_last_core_says(
     situation: tuple[Preset, Workload, np.ndarray], begins: list[int]
 ) -> None:
     emulator = Emulator(situation[0], situation[1])
-    ran = round_spans(emulator.mlp, emulator.rates, begins)
+    ran = spans(emulator.mlp, emulator.rates, begins)
     # Tiles pass for all cores together: the closed form is what the instructions of each do.
     assert max(s.end for of in ran for s in of) == emulator.accelerator.end(0, begins)
 

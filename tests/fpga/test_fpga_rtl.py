@@ -27,6 +27,7 @@ from fastcar_fpga.decisions import Decisions, Windows, draw, save
 from fastcar_fpga.isa import UNIT_OF, Rates, compile_mlp
 from fastcar_fpga.layer import Accelerator, Registers
 from fastcar_fpga.preset import load_preset
+from fastcar_fpga.workload import workload_of
 from fastcar_lab.accelerator.rtl import bundle, stimulus, tools
 from fastcar_lab.accelerator.rtl.stimulus import counts, words_of
 
@@ -34,11 +35,8 @@ from fastcar_lab.accelerator.rtl.stimulus import counts, words_of
 def trace(file: Path, passes: int = 7, rows: int = 8, ratio: float = 0.5, seed: int = 3) -> Decisions:
     """Drawn decisions in the shape of the bundled model, saved."""
     spec = spec_of("mini")
-    bits = draw(
-        layers=spec.decoder.layers, rows=rows, frames=8, tokens_per_frame=spec.tokens_per_frame, ratio=ratio,
-        seed=seed, spread="all",
-    )[:, :, :passes]  # fmt: skip
-    saved = Decisions(bits, spec.to_dict(), 9, 8, None, 4, {})
+    bits = draw(workload_of(spec, rows=rows, frames=8, prompt=9), ratio, seed, "all")[:, :, :passes]
+    saved = Decisions(bits, spec, 9, 8, None, 4, {})
     save(file, saved)
     return saved
 
@@ -140,7 +138,7 @@ def test_machines_that_the_rtl_has_not_are_refused(tmp_path: Path, change: dict[
 
 def test_a_trace_of_another_architecture(tmp_path: Path) -> None:
     spec = spec_of("thuml/ivideogpt-bair-64-act-cond")
-    decisions = Decisions(np.zeros((spec.decoder.layers, 2, 1), dtype=bool), spec.to_dict(), 9, 8, None, 4, {})
+    decisions = Decisions(np.zeros((spec.decoder.layers, 2, 1), dtype=bool), spec, 9, 8, None, 4, {})
     written = bundle.write(tmp_path / "d", load_preset("edge-small"), decisions)
     assert written["layers"] == bundle.RANDOM_LAYERS + spec.decoder.layers
 
@@ -148,7 +146,7 @@ def test_a_trace_of_another_architecture(tmp_path: Path) -> None:
 def test_more_rows_than_the_register_has_bits_are_refused(tmp_path: Path) -> None:
     spec = spec_of("mini")
     # None of those beyond computes.
-    decisions = Decisions(np.ones((6, 33, 1), dtype=bool), spec.to_dict(), 9, 8, None, 4, {})
+    decisions = Decisions(np.ones((6, 33, 1), dtype=bool), spec, 9, 8, None, 4, {})
     with pytest.raises(RequestError, match="33 rows"):
         bundle.write(tmp_path / "d", load_preset("edge-small"), decisions)
     assert not (tmp_path / "d").exists()
@@ -218,7 +216,7 @@ def test_passes_with_drafts_run_in_the_cycles_that_the_emulator_says(tmp_path: P
     taken, accepted = np.array([1, 16, 3, 8]), np.array([[1], [9], [3], [2]])
     bits = np.random.default_rng(0).random((3, 2, taken.sum())) < 0.6
     windows = Windows(taken, accepted, bits)
-    bundle.write(tmp_path, preset(), Decisions(windows.final(15), tiny_spec().to_dict(), 3, 4, None, 4, {}, windows))
+    bundle.write(tmp_path, preset(), Decisions(windows.final(15), tiny_spec(), 3, 4, None, 4, {}, windows))
     lines = (tmp_path / "layers.csv").read_text().splitlines()
     assert [int(line.split(",")[4]) for line in lines[1 + bundle.RANDOM_LAYERS :]] == (2 * taken).repeat(3).tolist()
     layers = bundle.RANDOM_LAYERS + 3 * len(taken)

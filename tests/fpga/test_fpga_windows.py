@@ -46,8 +46,14 @@ def windows(draw: Any, most: int = 4, layers: int = LAYERS, steps: int = STEPS) 
 
 def saved(of: Windows, **changes: Any) -> Decisions:
     """Decisions of the tiny model's layers, 2 frames of 4 tokens."""
-    spec = json.loads(json.dumps(tiny_spec().to_dict()))
-    values = {"spec": spec, "prompt": 3, "frames": 2, "window": None, "sinks": 4, "note": {}} | changes
+    values: dict[str, Any] = {
+        "spec": tiny_spec(),
+        "prompt": 3,
+        "frames": 2,
+        "window": None,
+        "sinks": 4,
+        "note": {},
+    } | changes
     return Decisions(of.final(7), windows=of, **values)
 
 

@@ -163,7 +163,7 @@ def test_a_layer_waits_for_refreshes_and_for_the_pipelines_of_its_cores() -> Non
     steady = replace(layer, dram=False, rates=replace(layer.rates, bytes=PRESET.rate()))
     assert layer.run(PRESET)[1] != steady.run(PRESET)[1]
     without = replace(steady, rates=replace(steady.rates, drain=0, settle=0))
-    ran, shorter = spans(steady.program, steady.rates), spans(without.program, without.rates)
+    ran, shorter = (spans(x.program, x.rates)[0] for x in (steady, without))
     lag = max(s.end for s in ran) - max(s.end for s in shorter)
     # Drained and settled before the code and before down, and at the end of the row.
     assert lag >= steady.rates.drain + 2 * steady.rates.settle

@@ -77,7 +77,7 @@ def fpga(
         saved = fastcar_fpga.read(trace)
         if "attention.window" in flags:
             saved = replace(saved, window=attention.window, sinks=attention.sinks)
-        comparisons = [fastcar_fpga.emulate(fastcar_fpga.preset_for(preset, saved.model), saved)]
+        comparisons = [fastcar_fpga.emulate(fastcar_fpga.preset_for(preset, saved.spec), saved)]
     else:
         shape = dict(rows=rows, frames=frames, prompt=prompt_tokens, window=attention.window, sinks=attention.sinks)
         how = dict(seed=seed, spread=spread, pair_correlation=pair_correlation, profile=profile)
@@ -110,8 +110,7 @@ def _drawn(
     accelerator = preset_for(preset, spec)
     work = workload_of(spec, **shape)
     emulator = Emulator(accelerator, work)
-    how |= {"layers": work.layers, "rows": work.rows, "frames": work.frames, "tokens_per_frame": work.tokens_per_frame}
-    return [compare(emulator, draw(ratio=ratio, **how)) for ratio in ratios]
+    return [compare(emulator, draw(work, ratio, **how)) for ratio in ratios]
 
 
 def _ratio(text: str) -> float:

@@ -62,7 +62,7 @@ class Run:
             bits = decode.replay.replayed[:, :, :passes].cpu().numpy()
         return Decisions(
             replayed=bits,
-            spec=decode.model.spec.to_dict(),
+            spec=decode.model.spec,
             prompt=decode.prompts.padded,
             frames=frames,
             window=settings.window,

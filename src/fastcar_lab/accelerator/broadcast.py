@@ -32,15 +32,7 @@ def variant(preset: Preset, weights: Weights, fetch: Fetch) -> Preset:
 
 def cost(preset: Preset, work: Workload, ratio: float) -> tuple[float, float]:
     """Seconds of MLP and DRS of a run, and the share of DRS in them; decisions drawn over eligible passes, seed 0."""
-    decisions = draw(
-        layers=work.layers,
-        rows=work.rows,
-        frames=work.frames,
-        tokens_per_frame=work.tokens_per_frame,
-        ratio=ratio,
-        seed=0,
-    )
-    components = Emulator(preset, work).run(decisions).components
+    components = Emulator(preset, work).run(draw(work, ratio)).components
     mlp, drs = components["mlp"].cycles, components["drs"].cycles
     return (mlp + drs) * preset.seconds_per_cycle, drs / (mlp + drs)
 

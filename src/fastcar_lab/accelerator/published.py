@@ -56,10 +56,7 @@ def emulate_table(preset: Preset) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for row in TABLE:
         work = workload_of(spec, rows=ROWS, frames=FRAMES, prompt=PROMPT, window=row.window)
-        bits = draw(
-            layers=work.layers, rows=ROWS, frames=FRAMES, tokens_per_frame=work.tokens_per_frame, ratio=row.replay,
-            seed=0, spread="all",
-        )  # fmt: skip
+        bits = draw(work, row.replay, spread="all")
         scheduler = "drs" if row.replay else "static"
         result = Emulator(preset, work).run(bits, scheduler)
         seconds = result.cycles * preset.seconds_per_cycle

@@ -27,7 +27,6 @@ def rtl(
     debug: Debug = False,
 ) -> None:
     """Write the accelerator's RTL with inputs and expected results, and check it."""
-    from fastcar_cli.checkpoints.architectures import spec_from_dict
     from fastcar_fpga.decisions import read
     from fastcar_fpga.preset import load_preset
     from fastcar_fpga.workload import preset_for
@@ -39,9 +38,7 @@ def rtl(
     if passes is not None and trace is None:
         raise RequestError("--passes has no effect without a file of decisions", hint="fastcar fpga rtl TRACE.npz")
     saved = None if trace is None else read(trace)
-    accelerator = (
-        load_preset(preset or "edge-small") if saved is None else preset_for(preset, spec_from_dict(saved.spec))
-    )
+    accelerator = load_preset(preset or "edge-small") if saved is None else preset_for(preset, saved.spec)
     document = bundle.write(output, accelerator, saved, passes)
     for name in document["kept"]:
         typer.echo(f"{output / name} was changed there and stays", err=True)

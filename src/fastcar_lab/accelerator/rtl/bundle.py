@@ -9,7 +9,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
-from fastcar_cli.checkpoints.architectures import spec_from_dict
 from fastcar_cli.errors import RequestError
 from fastcar_cli.system.files import csv_of, file_text, make_folder, sha256_of, write_whole
 from fastcar_cli.system.plain_data import parse_json
@@ -120,7 +119,7 @@ def write(folder: Path, preset: Preset, decisions: Decisions | None, passes: int
     layers: list[Layer] = []
     if decisions is not None:
         decisions = decisions.fitting()
-        decoder = spec_from_dict(decisions.spec).decoder
+        decoder = decisions.spec.decoder
         program = mlp_program(preset, decoder.width, decoder.mlp_width)
         packets.append(packet_of(preset, program, Rates.of(preset)))
         _check_dispatch(preset, packets[0])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fastcar_cli.errors import RequestError
 from fastcar_fpga.integer import FRACTION, MOST_SHIFT, Coded, Rows, activated, code, product
-from fastcar_fpga.isa import SETTLE, Program, Rates, compile_mlp, drain, round_spans
+from fastcar_fpga.isa import SETTLE, Program, Rates, compile_mlp, drain, spans
 from fastcar_fpga.layer import Row
 from fastcar_fpga.memory import Dram
 from fastcar_fpga.preset import Preset
@@ -109,7 +109,7 @@ class MLPLayer:
         ports = [Memory(preset, int(self.rates.macs)) for _ in range(preset.cores)]
 
         def end(core: int, begins: Sequence[int]) -> int:
-            ran = round_spans(self.program, self.rates, begins, serve=ports[core].serve)
+            ran = spans(self.program, self.rates, begins, serve=ports[core].serve)
             return max(s.end for of in ran for s in of)
 
         return end
