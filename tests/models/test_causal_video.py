@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from support.causal_video import TINY, random_tokenizer
 from torch import Tensor
 
-from fastcar_cli.models.cosmos.tokenizer import CausalVideoSpec, codes_of, ids_of, work_of
+from fastcar_cli.models.cosmos.tokenizer import CausalVideoSpec, work_of
 from fastcar_cli.models.cosmos.tokenizer_blocks import Past, patched, unpatched
+from fastcar_cli.models.fsq import codes_of, ids_of
 
 H, W = 32, 48
 LATENTS = 4

@@ -15,8 +15,9 @@ from support.causal_video import loaded
 from support.paths import GOLDEN_LATENTS as GOLDEN
 from torch import Tensor
 
-from fastcar_cli.models.cosmos.tokenizer import CausalVideoTokenizer, bounded, codes_of, ids_of
+from fastcar_cli.models.cosmos.tokenizer import CausalVideoTokenizer
 from fastcar_cli.models.cosmos.tokenizer_blocks import Past, patched
+from fastcar_cli.models.fsq import bounded, codes_of, ids_of
 from fastcar_cli.weights.tensors import Component, StoredShapes, Weights
 
 pytestmark = pytest.mark.skipif(not GOLDEN.is_dir(), reason="no recorded data")

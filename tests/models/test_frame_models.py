@@ -66,7 +66,7 @@ def official(network: IVideoGPT, folder: Path, dtype: torch.dtype = torch.float3
     spec, decoder, tokenizer = network.spec, network.spec.decoder, network.spec.tokenizer
     documents = {
         "tokenizer": {
-            "block_out_channels": list(tokenizer.channels), "resolution": tokenizer.resolution,
+            "block_out_channels": list(tokenizer.channels), "resolution": tokenizer.size[0],
             "layers_per_block": tokenizer.blocks,
             "latent_channels": tokenizer.latent, "norm_num_groups": tokenizer.groups,
             "max_att_resolution": tokenizer.attended, "context_length": tokenizer.context, "vq_embed_dim": None,

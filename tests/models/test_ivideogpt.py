@@ -85,7 +85,7 @@ def test_tokenizer_reads_frames(name: str) -> None:
     context = tokenizer.spec.context
     z, _ = tokenizer.encoder(frames[0, :context])
     close(tokenizer.quant_conv(z), recorded(name, "encode/context_latent"), 2e-3)
-    _, cross = tokenizer.encode_context(frames[:1, :context])
+    _, cross = tokenizer.read_context(frames[:1, :context])
     close(tokenizer.patches(frames[:1, context:], cross)[0], recorded(name, "encode/dynamics_latent"), 2e-3)
     out, _ = tokenizer.cond_encoder(frames[0, context : context + 1], cross)
     close(out[0], recorded(name, "encode/cond_encoder_out"), 2e-3)

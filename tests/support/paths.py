@@ -12,3 +12,4 @@ SHARED = ROOT.parent / "shared"
 GOLDEN = Path(os.environ.get("FASTCAR_GOLDEN", SHARED / "golden"))
 GOLDEN_FRAMES = Path(os.environ.get("FASTCAR_GOLDEN_FRAMES", SHARED / "golden-ivideogpt"))
 GOLDEN_LATENTS = Path(os.environ.get("FASTCAR_GOLDEN_LATENTS", SHARED / "golden-cosmos"))
+GOLDEN_ROBOT = Path(os.environ.get("FASTCAR_GOLDEN_ROBOT", SHARED / "golden-rlvr"))

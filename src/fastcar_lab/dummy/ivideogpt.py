@@ -77,7 +77,7 @@ def _tokenizer(spec: TokenizerSpec, frames: int) -> dict[str, Any]:
         "num_vq_embeddings": spec.codes,
         "num_dyn_embeddings": spec.dynamics,
         "patch_size": spec.patch,
-        "resolution": spec.resolution,
+        "resolution": spec.size[0],
         "segment_length": frames,
         "vq_embed_dim": spec.code_width,
     }

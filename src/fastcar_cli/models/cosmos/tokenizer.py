@@ -7,7 +7,7 @@ video is encoded and decoded a latent at a time, and the first frames have the i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from fastcar_cli.models.cosmos.tokenizer_blocks import (
     patched,
     unpatched,
 )
+from fastcar_cli.models.fsq import codes_of, ids_of
 from fastcar_cli.system.limits import give_back_memory
 from fastcar_cli.system.plain_data import WHOLE, Flag, Size
 
@@ -89,32 +90,6 @@ class CausalVideoSpec:
     def frames(self, latents: int) -> int:
         """Frames of this many latents."""
         return 1 + self.time * (latents - 1)
-
-
-def bounded(z: Tensor, levels: Sequence[int]) -> Tensor:
-    """Latents [..., D] as numbers that round to -(L // 2) .. (L - 1) // 2."""
-    sizes = z.new_tensor(levels)
-    half = (sizes - 1) * (1 + 1e-3) / 2
-    offset = (sizes % 2 == 0) / z.new_tensor(2.0)
-    return torch.tanh(z + torch.atanh(offset / half)) * half - offset
-
-
-def ids_of(z: Tensor, levels: Sequence[int]) -> Tensor:
-    """Ids int64 [...] of latents float [..., D]."""
-    ids = torch.zeros(z.shape[:-1], dtype=torch.int64, device=z.device)
-    digits = bounded(z, levels).round().long()
-    for digit, level in zip(reversed(digits.unbind(-1)), reversed(levels), strict=True):
-        ids = ids * level + digit + level // 2
-    return ids
-
-
-def codes_of(ids: Tensor, levels: Sequence[int]) -> Tensor:
-    """Codes float32 [..., D] in -1 .. 1 of ids [...]."""
-    codes = []
-    for level in levels:
-        codes.append((ids % level - level // 2) / (level // 2))
-        ids = ids // level
-    return torch.stack(codes, -1)
 
 
 class VideoEncoder(nn.Module):

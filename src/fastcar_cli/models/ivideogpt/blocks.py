@@ -5,9 +5,10 @@ Modules and parameter names follow the released checkpoints (thuml/iVideoGPT, iv
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,45 +27,67 @@ CONTEXT_CODES = SIDE * SIDE
 HEADS = 4
 """Heads of the cross attention."""
 
+Sides = tuple[int, int]
+"""Rows and columns."""
 
-@dataclass(frozen=True, config=WHOLE)
-class TokenizerSpec:
-    """Sizes of the tokenizer: `context` frames, entries of the codebooks `codes` and `dynamics`, and the side `patch`
-    of
-    the piece of latents that a dynamics code stands for. Cross attention follows feature maps of at most `attended` a
-    side.
+
+@dataclass(frozen=True, kw_only=True, config=WHOLE)
+class ConvSpec:
+    """Sizes of an encoder and its decoder. `latents` are the sides of a frame's latents. If the decoder samples `late`,
+    its first level has no upsampler and its last one has; it usually is the other way around.
     """
+
+    latents: ClassVar[Sides] = (SIDE, SIDE)
+    late: ClassVar[bool] = False
 
     channels: tuple[Size, ...]
     blocks: Layers
     latent: Size
-    code_width: Size
     groups: Size
-    context: Size
-    codes: Size
-    dynamics: Size
-    patch: Size = 4
-    attended: Size = 32
     mid_attention: Flag = True
 
-    @property
-    def resolution(self) -> int:
-        """Side of a frame in pixels."""
-        return SIDE * 2 ** (len(self.channels) - 1)
+    def sides(self, halvings: int) -> Sides:
+        """Rows and columns of latents before the last `halvings` of their halvings."""
+        return self.latents[0] << halvings, self.latents[1] << halvings
 
     @property
-    def seen(self) -> dict[int, int]:
+    def size(self) -> Sides:
+        """Height and width of a frame in pixels."""
+        return self.sides(len(self.channels) - 1)
+
+    def widths(self, *, up: bool) -> list[tuple[list[int], bool]]:
+        """By level of the encoder or decoder, the widths before and after each block, and whether sides change then."""
+        widths, last = self.channels[::-1] if up else self.channels, len(self.channels) - 1
+        if up and self.late:
+            return [([w] + [widths[min(i + 1, last)]] * self.blocks, i > 0) for i, w in enumerate(widths)]
+        return [([widths[max(i - 1, 0)]] + [w] * (self.blocks + up), i < last) for i, w in enumerate(widths)]
+
+
+@dataclass(frozen=True, kw_only=True, config=WHOLE)
+class ConditionalSpec(ConvSpec):
+    """Sizes of a tokenizer with `context` frames; `patch` is the side of the piece of latents that a code of a later
+    frame stands for. Cross attention follows feature maps of at most `attended` rows.
+    """
+
+    context: Size = 1
+    patch: Size = 4
+    attended: Size = 32
+
+    @property
+    def seen(self) -> dict[int, Sides]:
         """Levels of the encoder with cross attention, and the sides of their feature maps."""
         last = len(self.channels) - 1
-        sizes = {level: self.resolution >> min(level + 1, last) for level in range(last + 1)}
-        return {level: size for level, size in sizes.items() if size <= self.attended}
+        return self._attended({level: self.sides(max(last - level - 1, 0)) for level in range(last + 1)})
 
     @property
-    def drawn(self) -> dict[int, int]:
+    def drawn(self) -> dict[int, Sides]:
         """The same of the decoder; -1 is its middle, which always has one."""
         last = len(self.channels) - 1
-        sizes = {level: SIDE << min(level + 1, last) for level in range(last + 1)}
-        return {-1: SIDE} | {level: size for level, size in sizes.items() if size <= self.attended}
+        levels = {level: self.sides(min(level + 1, last)) for level in range(last + 1)}
+        return {-1: self.latents} | self._attended(levels)
+
+    def _attended(self, levels: Mapping[int, Sides]) -> dict[int, Sides]:
+        return {level: sides for level, sides in levels.items() if sides[0] <= self.attended}
 
     @property
     def attended_widths(self) -> list[int]:
@@ -72,14 +95,23 @@ class TokenizerSpec:
         return [self.channels[level] for level in self.seen] + [self.channels[-1 - max(i, 0)] for i in self.drawn]
 
     @property
-    def grid(self) -> int:
-        """Side of the grid of a later frame's codes."""
-        return SIDE // self.patch
+    def grid(self) -> Sides:
+        """Rows and columns of a later frame's codes."""
+        return self.latents[0] // self.patch, self.latents[1] // self.patch
+
+
+@dataclass(frozen=True, kw_only=True, config=WHOLE)
+class TokenizerSpec(ConditionalSpec):
+    """Sizes of the tokenizer, and entries of the codebooks `codes` of context frames and `dynamics` of later ones."""
+
+    code_width: Size
+    codes: Size
+    dynamics: Size
 
     @property
     def stride(self) -> int:
         """Tokens of a later frame: its delimiter and its codes."""
-        return 1 + self.grid**2
+        return 1 + math.prod(self.grid)
 
     @property
     def vocabulary(self) -> int:
@@ -110,7 +142,7 @@ class Downsample(nn.Module):
         self.conv = nn.Conv2d(channels, channels, 3, stride=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, 2R, 2R] -> [B, C, R, R]."""
+        """[B, C, 2R, 2S] -> [B, C, R, S]."""
         return self.conv(F.pad(x, (0, 1, 0, 1)))
 
 
@@ -124,7 +156,7 @@ class MapAttention(nn.Module):
         self.to_out = nn.ModuleList([nn.Linear(channels, channels)])
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, R, R] -> the same shape."""
+        """[B, C, R, S] -> the same shape."""
         h = self.group_norm(x).flatten(2).transpose(1, 2)
         out = F.scaled_dot_product_attention(self.to_q(h), self.to_k(h), self.to_v(h))
         return x + self.to_out[0](out).transpose(1, 2).reshape(x.shape)
@@ -135,28 +167,28 @@ class CrossAttention(nn.Module):
     Norms have 32 groups in any network; that of the context takes its statistics over all context frames together.
     """
 
-    def __init__(self, channels: int, size: int, context: int) -> None:
+    def __init__(self, channels: int, places: int, context: int) -> None:
         super().__init__()
         self.att = nn.MultiheadAttention(channels, HEADS)
         self.kv_norm, self.q_norm = nn.GroupNorm(32, channels), nn.GroupNorm(32, channels)
-        self.kv_pos_emb = nn.Parameter(torch.empty(context * size * size, channels))
-        self.q_pos_emb = nn.Parameter(torch.empty(size * size, channels))
+        self.kv_pos_emb = nn.Parameter(torch.empty(context * places, channels))
+        self.q_pos_emb = nn.Parameter(torch.empty(places, channels))
 
     def _project(self, x: Tensor, first: int, last: int) -> list[Tensor]:
-        """Projections `first` to `last` - 1 of q, k, v on [B, S, C], each [B, heads, S, C / heads]."""
+        """Projections `first` to `last` - 1 of q, k, v on [B, N, C], each [B, heads, N, C / heads]."""
         c = x.shape[-1]
         out = F.linear(x, self.att.in_proj_weight[first * c : last * c], self.att.in_proj_bias[first * c : last * c])
         return [part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in out.split(c, -1)]
 
     def keys_values(self, features: Tensor) -> KV:
-        """Keys and values, each [B, heads, t R R, C / heads], of feature maps of context frames [B, t, C, R, R]."""
+        """Keys and values, each [B, heads, t R S, C / heads], of feature maps of context frames [B, t, C, R, S]."""
         stacked = features.transpose(1, 2).flatten(2, 3)
         tokens = self.kv_norm(stacked).flatten(2).transpose(1, 2)
         k, v = self._project(tokens + self.kv_pos_emb, 1, 3)
         return k, v
 
     def forward(self, z: Tensor, cross: KV) -> Tensor:
-        """[n B, C, R, R], n frames of a video in a row, and the KV of B videos -> the same shape as z."""
+        """[n B, C, R, S], n frames of a video in a row, and the KV of B videos -> the same shape as z."""
         (q,) = self._project(self.q_norm(z).flatten(2).transpose(1, 2) + self.q_pos_emb, 0, 1)
         k, v = (a.repeat_interleave(len(z) // len(a), 0) for a in cross)
         out = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
@@ -169,48 +201,53 @@ def _resnets(widths: Sequence[int], groups: int) -> dict[str, nn.Module]:
 
 
 class ConvHalf(nn.Module):
-    """Pixels in 0..1 [B, 3, H, W] to latents [B, D, 16, 16]; with `up` latents to pixels in about 0..1.
+    """Pixels in 0..1 [B, 3, H, W] to latents [B, D, R, S]; with `up` latents to pixels in about 0..1.
     If it attends, cross attention to context frames follows the levels `spec.seen`, with `up` `spec.drawn`.
     """
 
-    def __init__(self, spec: TokenizerSpec, *, up: bool, attends: bool = False) -> None:
+    def __init__(self, spec: ConvSpec, *, up: bool, attends: bool = False) -> None:
         super().__init__()
-        widths, groups = spec.channels[::-1] if up else spec.channels, spec.groups
+        sizes, groups = spec.widths(up=up), spec.groups
         first, last = (spec.latent, 3) if up else (3, spec.latent)
         middle = [*_resnets([spec.channels[-1]] * 3, groups).items()]
         if spec.mid_attention or attends:
             middle.insert(1, ("attentions.0", MapAttention(spec.channels[-1], groups)))
         levels = nn.ModuleList()
-        for i, width in enumerate(widths):
-            parts = _resnets([widths[max(i - 1, 0)]] + [width] * (spec.blocks + up), groups)
-            if i + 1 < len(widths):
-                parts |= {"upsamplers.0": Upsample(width)} if up else {"downsamplers.0": Downsample(width)}
+        for widths, sampled in sizes:
+            parts = _resnets(widths, groups)
+            if sampled:
+                parts |= {"upsamplers.0": Upsample(widths[-1])} if up else {"downsamplers.0": Downsample(widths[-1])}
             levels.append(Stack(parts))
         self.up, self.levels = up, "up_blocks" if up else "down_blocks"
-        self.conv_in, self.mid_block = conv(first, widths[0]), Stack(dict(middle))
+        self.conv_in, self.mid_block = conv(first, sizes[0][0][0]), Stack(dict(middle))
         self.add_module(self.levels, levels)
-        self.conv_norm_out, self.conv_out = norm(widths[-1], groups), conv(widths[-1], last)
-        sides = (spec.drawn if up else spec.seen) if attends else {}
-        self.at = {level: j for j, level in enumerate(sides)}
+        final = sizes[-1][0][-1]
+        self.conv_norm_out, self.conv_out = norm(final, groups), conv(final, last)
+        at: Mapping[int, Sides] = {}
+        if isinstance(spec, ConditionalSpec):
+            at, context = (spec.drawn if up else spec.seen), spec.context
+        self.at = {level: j for j, level in enumerate(at)}
         self.cross_att_blocks = nn.ModuleList(
-            CrossAttention(widths[max(level, 0)], side, spec.context) for level, side in sides.items()
+            CrossAttention(sizes[max(level, 0)][0][-1], math.prod(sides), context)
+            for level, sides in at.items()
+            if attends
         )
 
     def cross_kv(self, features: Mapping[int, Tensor]) -> dict[int, KV]:
-        """The cross-attention KV by level, of the feature maps [B, t, C, R, R] of context frames by level."""
+        """The cross-attention KV by level, of the feature maps [B, t, C, R, S] of context frames by level."""
         return {
             level: cast(CrossAttention, self.cross_att_blocks[j]).keys_values(features[level])
             for level, j in self.at.items()
         }
 
     def forward(self, x: Tensor, cross: Mapping[int, KV] = MappingProxyType({})) -> tuple[Tensor, dict[int, Tensor]]:
-        """Latents or pixels, and the feature maps after every level."""
+        """Latents or pixels, and the feature maps after the levels with cross attention."""
         features: dict[int, Tensor] = {}
 
         def after(level: int, x: Tensor) -> Tensor:
-            at = self.at.get(level)
-            features[level] = x if at is None else self.cross_att_blocks[at](x, cross[level])
-            return features[level]
+            if level in self.at:
+                features[level] = x = self.cross_att_blocks[self.at[level]](x, cross[level]) if cross else x
+            return x
 
         x = self.conv_in(x)
         if self.up:
@@ -220,3 +257,13 @@ class ConvHalf(nn.Module):
         if not self.up:
             x = self.mid_block(x)
         return self.conv_out(F.silu(self.conv_norm_out(x))), features
+
+
+def network_pixels(frames: Tensor) -> Tensor:
+    """Frames [..., H, W, 3], uint8 or float32 in 0..1, as float32 [..., 3, H, W] in 0..1."""
+    return (frames if frames.is_floating_point() else frames.float().div(255.0)).movedim(-1, -3)
+
+
+def shown_pixels(x: Tensor) -> Tensor:
+    """What a decoder draws, [..., 3, H, W] in about 0..1, as float32 [..., H, W, 3] in 0..255, not rounded."""
+    return x.float().clamp(0.0, 1.0).mul(255.0).movedim(-3, -1)

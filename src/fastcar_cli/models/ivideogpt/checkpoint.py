@@ -6,10 +6,10 @@ and `action_linear` lies beside them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -18,12 +18,14 @@ from fastcar_cli.inputs.prompt import PromptReader
 from fastcar_cli.models.checkpoint import GenerationDefaults, Released
 from fastcar_cli.models.clip_reader import ClipReader
 from fastcar_cli.models.decoder import DecoderSpec
-from fastcar_cli.models.ivideogpt.blocks import SIDE, TokenizerSpec
+from fastcar_cli.models.ivideogpt.blocks import ConditionalSpec, TokenizerSpec
 from fastcar_cli.models.ivideogpt.network import IVideoGPT, IVideoGPTSpec
 from fastcar_cli.models.llama_config import read_decoder
 from fastcar_cli.models.network import Network
 from fastcar_cli.system.plain_data import Flag, Foreign, Layers, Size, read_checked, wrong
 from fastcar_cli.weights.tensors import Component, StoredShapes, weight_files
+
+ConditionalT = TypeVar("ConditionalT", bound=ConditionalSpec)
 
 FPS, _FRAMES = 4, 16
 
@@ -103,7 +105,10 @@ class IVideoGPTCheckpoint(Released):
         """
         files = {part: self.folder / part / "config.json" for part in WEIGHTS}
         config = read_checked(_Tokenizer, files["tokenizer"], of="iVideoGPT")
-        tokenizer = _tokenizer(files["tokenizer"], config)
+        width, file = config.code_width or config.latent, files["tokenizer"]
+        tokenizer = config.specified(
+            TokenizerSpec, file, code_width=width, codes=config.codes, dynamics=config.dynamics
+        )
         decoder = read_decoder(files["transformer"])
         if decoder.vocab != tokenizer.vocabulary:
             needed = f"{tokenizer.vocabulary}: num_vq_embeddings + num_dyn_embeddings + 2 of the tokenizer"
@@ -161,47 +166,63 @@ def _published_frames(folder: Path) -> int | None:
     return None
 
 
-class _Tokenizer(Foreign):
-    """Arguments of `TokenizerSpec`, and keys with a single supported value."""
+class ConvConfig(Foreign):
+    """Arguments of `ConvSpec`, and keys with a single supported value."""
 
     channels: tuple[Size, ...] = Field(min_length=1, validation_alias="block_out_channels")
     blocks: Layers = Field(2, validation_alias="layers_per_block")
     latent: Size = Field(validation_alias="latent_channels")
-    code_width: Size | None = Field(None, validation_alias="vq_embed_dim")
     groups: Size = Field(32, validation_alias="norm_num_groups")
-    context: Size = Field(1, validation_alias="context_length")
-    codes: Size = Field(256, validation_alias="num_vq_embeddings")
-    dynamics: Size = Field(256, validation_alias="num_dyn_embeddings")
-    patch: Size = Field(4, validation_alias="patch_size")
-    attended: Size = Field(32, validation_alias="max_att_resolution")
-    mid_attention: Flag = Field(True, validation_alias="mid_block_add_attention")
+    in_channels: Literal[3] = 3
+    out_channels: Literal[3] = 3
     norm_type: Literal["group"] = "group"
     act_fn: Literal["silu"] = "silu"
     down_block_types: tuple[Literal["DownEncoderBlock2D"], ...] | None = None
     up_block_types: tuple[Literal["UpDecoderBlock2D"], ...] | None = None
+
+    def fitting(self, file: Path) -> dict[str, Any]:
+        """Arguments of a specification. Raises RequestError for sizes that don't fit."""
+        channels = list(self.channels)
+        for key in ("down_block_types", "up_block_types"):
+            kinds = getattr(self, key)
+            if kinds is not None and len(kinds) != len(channels):
+                raise wrong(file, key, list(kinds), f"{len(channels)} of them, as block_out_channels has levels")
+        if any(width % self.groups for width in channels):
+            raise wrong(file, "norm_num_groups", self.groups, f"a divisor of block_out_channels {channels}")
+        return {name: getattr(self, name) for name in ("channels", "blocks", "latent", "groups")}
+
+
+class ConditionalConfig(ConvConfig):
+    """Arguments of `ConditionalSpec`."""
+
+    context: Size = Field(1, validation_alias="context_length")
+    patch: Size = Field(4, validation_alias="patch_size")
+    attended: Size = Field(32, validation_alias="max_att_resolution")
+    mid_attention: Flag = Field(True, validation_alias="mid_block_add_attention")
     resolution: Size = 256
+
+    def specified(self, kind: type[ConditionalT], file: Path, **others: Any) -> ConditionalT:
+        """A specification with `others` as further arguments. Raises RequestError for sizes that don't fit."""
+        sizes = {name: getattr(self, name) for name in ("context", "patch", "attended", "mid_attention")}
+        spec = kind(**self.fitting(file), **sizes, **others)
+        if self.resolution != spec.size[0]:
+            needed = f"{spec.size[0]}, as block_out_channels has {len(self.channels)} levels"
+            raise wrong(file, "resolution", self.resolution, needed)
+        if (sides := math.gcd(*spec.latents)) % self.patch:
+            raise wrong(file, "patch_size", self.patch, f"a divisor of {sides}")
+        if any(width % 32 for width in spec.attended_widths):
+            needed = "multiples of 32 where cross attention follows"
+            raise wrong(file, "block_out_channels", list(self.channels), needed)
+        return spec
+
+
+class _Tokenizer(ConditionalConfig):
+    """Arguments of `TokenizerSpec`, and frames of our own models."""
+
+    code_width: Size | None = Field(None, validation_alias="vq_embed_dim")
+    codes: Size = Field(256, validation_alias="num_vq_embeddings")
+    dynamics: Size = Field(256, validation_alias="num_dyn_embeddings")
     segment_length: Size | None = None
-
-
-def _tokenizer(file: Path, config: _Tokenizer) -> TokenizerSpec:
-    levels, channels = len(config.channels), list(config.channels)
-    for key in ("down_block_types", "up_block_types"):
-        kinds = getattr(config, key)
-        if kinds is not None and len(kinds) != levels:
-            raise wrong(file, key, list(kinds), f"{levels} of them, as block_out_channels has levels")
-    resolution = SIDE * 2 ** (levels - 1)
-    if config.resolution != resolution:
-        needed = f"{resolution}, as block_out_channels has {levels} levels"
-        raise wrong(file, "resolution", config.resolution, needed)
-    if any(width % config.groups for width in channels):
-        raise wrong(file, "norm_num_groups", config.groups, f"a divisor of block_out_channels {channels}")
-    if SIDE % config.patch:
-        raise wrong(file, "patch_size", config.patch, f"a divisor of {SIDE}")
-    sizes = {field.name: getattr(config, field.name) for field in fields(TokenizerSpec)}
-    spec = TokenizerSpec(**sizes | {"code_width": config.code_width or config.latent})
-    if any(width % 32 for width in spec.attended_widths):
-        raise wrong(file, "block_out_channels", channels, "multiples of 32 where cross attention follows")
-    return spec
 
 
 def names_of(network: IVideoGPT) -> dict[str, dict[str, str]]:

@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from fastcar_cli.inputs.prompt import OnProgress
-from fastcar_cli.models.ivideogpt.blocks import TokenizerSpec
+from fastcar_cli.models.ivideogpt.blocks import TokenizerSpec, network_pixels, shown_pixels
 from fastcar_cli.models.ivideogpt.tokenizer import CrossKV, Tokenizer
 from fastcar_cli.models.network import FramesNetwork, FrameSpec, Layout, Spec
 from fastcar_cli.system.plain_data import WHOLE, Count
@@ -50,8 +50,7 @@ class IVideoGPTSpec(Spec):
     def frame_spec(self) -> FrameSpec:
         """See `Spec`."""
         t = self.tokenizer
-        square = (t.grid, t.grid), (t.resolution, t.resolution)
-        return FrameSpec(1, t.vocabulary, self.decoder.width, *square, channels=t.channels[0])
+        return FrameSpec(1, t.vocabulary, self.decoder.width, t.grid, t.size, channels=t.channels[0])
 
     def network(self) -> IVideoGPT:
         """See `Spec`."""
@@ -74,16 +73,11 @@ class ContextFrameDecoder:
         later = self._prompts[:, self._tokenizer.spec.prompt_tokens :]
         if later.shape[1]:
             pixels = torch.cat([pixels, self._tokenizer.decode_later(later, cross)], 1)
-        return _pixels(pixels)
+        return shown_pixels(pixels)
 
     def frame(self, codes: Tensor) -> Tensor:
         """See `FrameDecoder`."""
-        return _pixels(self._tokenizer.decode_later(codes[..., 0], self._context[1]))[:, 0]
-
-
-def _pixels(x: Tensor) -> Tensor:
-    """[P, n, 3, H, W] in 0..1 to [P, n, H, W, 3] in 0..255."""
-    return x.clamp(0.0, 1.0).mul(255.0).permute(0, 1, 3, 4, 2)
+        return shown_pixels(self._tokenizer.decode_later(codes[..., 0], self._context[1]))[:, 0]
 
 
 class IVideoGPT(FramesNetwork):
@@ -112,8 +106,7 @@ class IVideoGPT(FramesNetwork):
 
     def encode(self, frames: Tensor, on_progress: OnProgress | None = None) -> Tensor:
         """See `FramesNetwork`."""
-        pixels = frames if frames.is_floating_point() else frames.float().div(255.0)
-        return self.tokenizer.tokenize(pixels.permute(0, 1, 4, 2, 3))
+        return self.tokenizer.tokenize(network_pixels(frames))
 
     def frame_decoder(self, prompts: Tensor) -> ContextFrameDecoder:
         """See `Network`."""

@@ -7,16 +7,27 @@ codes, then the delimiter before a context frame (scf) and the one before a late
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastcar_cli.models.decoder import KV, table
-from fastcar_cli.models.ivideogpt.blocks import CONTEXT_CODES, SIDE, ConvHalf, TokenizerSpec
+from fastcar_cli.models.ivideogpt.blocks import CONTEXT_CODES, ConditionalSpec, ConvHalf, TokenizerSpec
 
 CrossKV = Mapping[int, KV]
 """Keys and values of context frames, by the level whose cross attention reads them."""
+
+
+class CodeVectors(Protocol):
+    """Vectors of codes."""
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """Codes int64 [...] of the vectors nearest to x [..., width]."""
+
+    def __call__(self, codes: Tensor) -> Tensor:
+        """[...] -> [..., width]."""
 
 
 class Codebook(nn.Module):
@@ -36,43 +47,75 @@ class Codebook(nn.Module):
         return self.embedding(codes)
 
 
-class Tokenizer(nn.Module):
-    """Both pairs of networks and both codebooks. All computes in float32."""
+class ConditionalTokenizer(nn.Module):
+    """Context frames to codes, later frames to codes relative to them, and back. `quantize` has the code vectors of
+    context frames, `dynamics_quantize` those of later ones, whose widths are `widths`.
+    """
 
-    def __init__(self, spec: TokenizerSpec) -> None:
+    spec: ConditionalSpec
+    quantize: CodeVectors
+    dynamics_quantize: CodeVectors
+
+    def __init__(self, spec: ConditionalSpec, widths: tuple[int, int]) -> None:
         super().__init__()
-        self.spec = spec
         self.encoder, self.decoder = (ConvHalf(spec, up=up) for up in (False, True))
         self.cond_encoder, self.cond_decoder = (ConvHalf(spec, up=up, attends=True) for up in (False, True))
-        width, piece = spec.code_width, spec.latent * spec.patch**2
-        self.quant_conv, self.post_quant_conv = nn.Conv2d(spec.latent, width, 1), nn.Conv2d(width, spec.latent, 1)
-        self.quant_linear, self.post_quant_linear = nn.Linear(piece, width), nn.Linear(width, piece)
-        self.quantize, self.dynamics_quantize = Codebook(spec.codes, width), Codebook(spec.dynamics, width)
+        piece = spec.latent * spec.patch**2
+        self.quant_conv = nn.Conv2d(spec.latent, widths[0], 1)
+        self.post_quant_conv = nn.Conv2d(widths[0], spec.latent, 1)
+        self.quant_linear, self.post_quant_linear = nn.Linear(piece, widths[1]), nn.Linear(widths[1], piece)
+        self.spec = spec
 
-    def _by_video(self, x: Tensor, videos: int) -> Tensor:
-        return x.unflatten(0, (videos, -1))
-
-    def encode_context(self, frames: Tensor) -> tuple[Tensor, CrossKV]:
-        """Codes int64 [B, t, 256] of context frames float32 [B, t, 3, H, W] in 0..1, and the cross-attention KV."""
-        videos = len(frames)
+    def read_context(self, frames: Tensor) -> tuple[Tensor, CrossKV]:
+        """Codes int64 [B, t, R S] of context frames float32 [B, t, 3, H, W] in 0..1, and the cross-attention KV."""
+        videos = (len(frames), -1)
         z, features = self.encoder(frames.flatten(0, 1))
         codes = self.quantize.nearest(self.quant_conv(z).permute(0, 2, 3, 1)).flatten(1)
-        by_video = {level: self._by_video(x, videos) for level, x in features.items()}
-        return self._by_video(codes, videos), self.cond_encoder.cross_kv(by_video)
+        by_video = {level: x.unflatten(0, videos) for level, x in features.items()}
+        return codes.unflatten(0, videos), self.cond_encoder.cross_kv(by_video)
 
     def patches(self, frames: Tensor, cross: CrossKV) -> Tensor:
-        """What the codes of later frames float32 [B, n, 3, H, W] are nearest to, [B, n, grid^2, code_width]."""
+        """What the codes of later frames float32 [B, n, 3, H, W] are nearest to, [B, n, codes of a frame, width]."""
         z, _ = self.cond_encoder(frames.flatten(0, 1), cross)
-        g, p, d = self.spec.grid, self.spec.patch, self.spec.latent
-        pieces = z.view(-1, d, g, p, g, p).permute(0, 2, 4, 3, 5, 1).reshape(-1, g * g, p * p * d)
-        return self._by_video(self.quant_linear(pieces), len(frames))
+        (rows, columns), p = self.spec.grid, self.spec.patch
+        pieces = z.view(len(z), -1, rows, p, columns, p).permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+        return self.quant_linear(pieces).unflatten(0, (len(frames), -1))
+
+    def draw_context(self, codes: Tensor) -> tuple[Tensor, CrossKV]:
+        """Context frames float32 [B, t, 3, H, W], not clamped, of codes [B, t, R S], and the cross-attention KV."""
+        videos = (len(codes), -1)
+        vectors = self.quantize(codes.flatten(0, 1)).to(self.post_quant_conv.weight)
+        z = self.post_quant_conv(vectors.unflatten(1, self.spec.latents).permute(0, 3, 1, 2))
+        pixels, features = self.decoder(z)
+        by_video = {level: x.unflatten(0, videos) for level, x in features.items()}
+        return pixels.unflatten(0, videos), self.cond_decoder.cross_kv(by_video)
+
+    def draw_later(self, codes: Tensor, cross: CrossKV) -> Tensor:
+        """Later frames float32 [B, n, 3, H, W], not clamped, of codes [B, n, codes of a frame]."""
+        vectors = self.dynamics_quantize(codes.flatten(0, 1)).to(self.post_quant_linear.weight)
+        (rows, columns), p = self.spec.grid, self.spec.patch
+        pieces = self.post_quant_linear(vectors).view(-1, rows, columns, p, p, self.spec.latent)
+        z = pieces.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
+        return self.cond_decoder(z, cross)[0].unflatten(0, (len(codes), -1))
+
+
+class Tokenizer(ConditionalTokenizer):
+    """Frames to ids and back. All computes in float32."""
+
+    spec: TokenizerSpec
+    quantize: Codebook
+    dynamics_quantize: Codebook
+
+    def __init__(self, spec: TokenizerSpec) -> None:
+        super().__init__(spec, (spec.code_width, spec.code_width))
+        self.quantize, self.dynamics_quantize = (Codebook(n, spec.code_width) for n in (spec.codes, spec.dynamics))
 
     def tokenize(self, frames: Tensor) -> Tensor:
         """Ids int64 [B, L] of frames float32 [B, S, 3, H, W] in 0..1, those of context first.
         Without later frames the ids are a prompt, up to the first delimiter of a later frame but without it.
         """
         spec, t = self.spec, self.spec.context
-        codes, cross = self.encode_context(frames[:, :t])
+        codes, cross = self.read_context(frames[:, :t])
         ids = F.pad(codes, (1, 0), value=spec.context_delimiter).flatten(1)[:, 1:]
         if frames.shape[1] == t:
             return ids
@@ -84,19 +127,11 @@ class Tokenizer(nn.Module):
         Ids at the places of delimiters are ignored.
         """
         codes = F.pad(ids, (1, 0)).unflatten(1, (-1, 1 + CONTEXT_CODES))[:, :, 1:]
-        vectors = self.quantize(codes.clamp(0, self.spec.codes - 1)).flatten(0, 1)
-        z = self.post_quant_conv(vectors.unflatten(1, (SIDE, SIDE)).permute(0, 3, 1, 2))
-        pixels, features = self.decoder(z)
-        by_video = {level: self._by_video(x, len(ids)) for level, x in features.items()}
-        return self._by_video(pixels, len(ids)), self.cond_decoder.cross_kv(by_video)
+        return self.draw_context(codes.clamp(0, self.spec.codes - 1))
 
     def decode_later(self, ids: Tensor, cross: CrossKV) -> Tensor:
         """Later frames float32 [B, n, 3, H, W], not clamped, of ids [B, 17 n] that begin with a delimiter.
         Ids at the places of delimiters are ignored, other ids become the nearest dynamics code.
         """
-        spec = self.spec
-        codes = (ids.unflatten(1, (-1, spec.stride))[:, :, 1:] - spec.codes).clamp(0, spec.dynamics - 1)
-        pieces = self.post_quant_linear(self.dynamics_quantize(codes).flatten(0, 1))
-        g, p, d = spec.grid, spec.patch, spec.latent
-        z = pieces.view(-1, g, g, p, p, d).permute(0, 5, 1, 3, 2, 4).reshape(-1, d, SIDE, SIDE)
-        return self._by_video(self.cond_decoder(z, cross)[0], len(ids))
+        codes = ids.unflatten(1, (-1, self.spec.stride))[:, :, 1:] - self.spec.codes
+        return self.draw_later(codes.clamp(0, self.spec.dynamics - 1), cross)

@@ -1,0 +1,1 @@
+"""RLVR-World: network, tokenizers, checkpoint."""
