@@ -188,7 +188,7 @@ def emulated_lengths(spec: Spec, model: str, lengths: list[int], rows: int, pres
     measured = []
     for seq in lengths:
         emulator = Emulator(accelerator, workload_of(spec, rows=rows, frames=1, prompt=max(1, seq - 1)))
-        rest = float(emulator.all_rows(emulator.depth))
+        rest: float = emulator.all_rows(emulator.depth)
         if accelerator.rest.seconds_per_step is not None:
             rest = accelerator.rest.seconds_per_step.value / accelerator.seconds_per_cycle
         cycles: dict[str, dict[str, float]] = {
