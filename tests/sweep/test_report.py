@@ -309,7 +309,7 @@ def test_small_and_empty_sweeps_make_a_page(look: Open, tmp_path: Path, taus: tu
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("{", "damaged"),
+        ("{", "can't be read"),
         (
             '{"cells": [{"id": "a"}], "summary": [], "plan": {}, "model": {}, "config": {}, "machine": {}}',
             "cell 0 lacks",
@@ -328,7 +328,7 @@ def test_damaged_results_are_named(tmp_path: Path, text: str, says: str) -> None
 
 
 def test_no_results_and_no_place(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="no such file"):
+    with pytest.raises(RequestError, match="results.json is missing"):
         write_report(tmp_path)
     folder = write_folder(tmp_path / "out", PROMPTS[:1], taus=(None,))
     (folder / "report.html").mkdir()

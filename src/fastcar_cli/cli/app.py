@@ -6,8 +6,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
@@ -68,18 +67,6 @@ def _load(target: str) -> typer.Typer:
     return program
 
 
-@contextmanager
-def _ends_as_stopped() -> Iterator[None]:
-    """End the program with the status of the signal that stopped it; typer says "Aborted!" and knows Ctrl-C only."""
-    try:
-        yield
-    except KeyboardInterrupt as e:
-        from fastcar_cli.cli.render import console, note
-
-        note(console(), "nothing more was done", "stopped")
-        raise typer.Exit(status(e)) from None
-
-
 class Commands(TyperGroup):
     """The commands of this package, with names of one or two words, and the commands of plug-ins."""
 
@@ -92,13 +79,17 @@ class Commands(TyperGroup):
         if args[:1] == ["help"]:
             args = [*args[1:], "--help"]
         name = " ".join(args[:2])
-        with _ends_as_stopped():
-            return super().parse_args(ctx, [name, *args[2:]] if name in self.commands else args)
+        return super().parse_args(ctx, [name, *args[2:]] if name in self.commands else args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command."""
-        with _ends_as_stopped():
+        """Run a command; a signal ends it with its status, where typer says "Aborted!" and knows Ctrl-C only."""
+        try:
             return super().invoke(ctx)
+        except KeyboardInterrupt as e:
+            from fastcar_cli.cli.render import console, note
+
+            note(console(), "nothing more was done", "stopped")
+            raise typer.Exit(status(e)) from None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help, and examples below it."""
@@ -149,8 +140,8 @@ def root(
     """Video from text with auto-regressive models, decoded fast with cache attentive replay."""
 
 
-def main(program: Callable[[], object] = partial(app, prog_name="fastcar")) -> None:
-    """Run a program; report every error in one short panel, and exit with its status."""
+def main() -> None:
+    """Run fastcar; report every error in one short panel, and exit with its status."""
     # Weights in 2 MiB pages are read about a seventh faster. torch reads this before its first large allocation.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     # OpenMP's threads wait for each other spinning, which costs seconds where other processes, or a quota, want the
@@ -174,7 +165,7 @@ def main(program: Callable[[], object] = partial(app, prog_name="fastcar")) -> N
     raise_open_files()
     try:
         _check_folder()
-        program()
+        app(prog_name="fastcar")
     except KeyboardInterrupt as e:
         _panel("stopped", None)
         sys.exit(status(e))

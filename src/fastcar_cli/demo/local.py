@@ -10,11 +10,12 @@ import hmac
 import json
 import secrets
 import sys
+import threading
 from abc import ABC, abstractmethod
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import FastcarError, RequestError
 
 LOOPBACK = "127.0.0.1"
 HOSTS = (LOOPBACK, "localhost")
@@ -24,7 +25,7 @@ MOST_BYTES = 65536
 class LocalServer(ThreadingHTTPServer, ABC):
     """A page under a secret address. `port` 0 takes any free one; raises RequestError where the port is taken."""
 
-    daemon_threads = True
+    daemon_threads, playing = True, True
 
     def __init__(self, handler: type[LocalHandler], port: int = 0) -> None:
         try:
@@ -38,10 +39,24 @@ class LocalServer(ThreadingHTTPServer, ABC):
         """Where the page is."""
         return f"http://{LOOPBACK}:{self.server_port}/{self.secret}/"
 
+    def serve(self) -> None:
+        """Answer requests, and take `turn`s while `playing`, or until an exception such as Ctrl-C."""
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        try:
+            while self.playing:
+                self.turn()
+        finally:
+            self.shutdown()
+            self.server_close()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing where a browser closes its connection; any other error as the base class does."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
+
+    @abstractmethod
+    def turn(self) -> None:
+        """Do the next thing that is not an answer, in the thread of `serve`."""
 
     @abstractmethod
     def page(self) -> bytes:
@@ -111,6 +126,12 @@ class LocalHandler(BaseHTTPRequestHandler):
         """Send a line of JSON."""
         self.wfile.write(json.dumps(line).encode() + b"\n")
         self.wfile.flush()
+
+    @staticmethod
+    def said(error: FastcarError) -> dict[str, Any]:
+        """The line of an error."""
+        error.name_of = lambda key: key.rpartition(".")[2]
+        return {"error": str(error), "hint": error.hint}
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""

@@ -45,7 +45,7 @@ class Player(LocalServer):
 
     def __init__(self, session: PlaySession, fps: int, port: int = 0) -> None:
         super().__init__(_PlayHandler, port)
-        self.session, self.fps, self.paused, self.playing = session, fps, False, True
+        self.session, self.fps, self.paused = session, fps, False
         self._action: list[float] = [0.0] * session.size
         # The last key of a page and when it came, until a frame has followed it.
         self._key: tuple[str, float] | None = None
@@ -56,14 +56,10 @@ class Player(LocalServer):
         self._show({})
 
     def serve(self) -> None:
-        """Play while `playing`, or until an exception such as Ctrl-C; the session is saved."""
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        """As its base; the session is saved."""
         try:
-            while self.playing:
-                self._turn()
+            super().serve()
         finally:
-            self.shutdown()
-            self.server_close()
             self.session.save()
 
     def report(self) -> dict[str, Any]:
@@ -71,7 +67,7 @@ class Player(LocalServer):
         p50, p99 = np.percentile(self._waits, [50, 99]).tolist() if self._waits else (None, None)
         return self.session.report() | {"key_to_frame": {"p50": p50, "p99": p99}}
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
         """One frame, or what is to be done before its time: orders, the next frame ahead, or waiting."""
         while not self._orders.empty():
             self._obey(*self._orders.get())
@@ -186,8 +182,7 @@ class _PlayHandler(LocalHandler):
             else:
                 self.server.take(form)
         except FastcarError as e:
-            e.name_of = lambda key: key.rpartition(".")[2]
-            answer = {"error": str(e), "hint": e.hint}
+            answer = self.said(e)
         except FuturesTimeoutError:
             answer = {"error": "the session is busy"}
         self.begin(200, "application/json")

@@ -120,26 +120,16 @@ class Server(LocalServer):
         self.jobs: queue.Queue[_Job] = queue.Queue()
         self._results, self._video = empty_results(), b""
 
-    def serve(self) -> None:
-        """Answer requests until an exception such as Ctrl-C."""
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-        try:
-            while True:
-                self._work(self.jobs.get())
-        finally:
-            self.shutdown()
-            self.server_close()
-
-    def _work(self, job: _Job) -> None:
-        last: Line = {"error": "stopped"}
+    def turn(self) -> None:
+        """Make the next video."""
+        job, last = self.jobs.get(), dict[str, Any](error="stopped")
         try:
             self._results, self._video = self._make(job.form, job.progress)
             last = {"done": True}
         except Left:
             pass
         except FastcarError as e:
-            e.name_of = lambda key: key.rpartition(".")[2]
-            last = {"error": str(e), "hint": e.hint}
+            last = LocalHandler.said(e)
         except Exception as e:
             last = {"error": "out of memory" if out_of_memory(e) else f"unexpected {type(e).__name__}: {e}"}
         finally:

@@ -48,14 +48,6 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _remove_left(folder: Path, begin: str) -> None:
-    """Remove what killed processes of this machine left under names that begin so, followed by their number."""
-    for left in folder.glob(f"{glob.escape(begin)}*"):
-        number = re.match("[0-9]+", left.name.removeprefix(begin))
-        if number and not psutil.pid_exists(int(number[0])):
-            _remove(left)
-
-
 _FOLDERS: set[Path] = set()
 """Folders with hidden files of this process."""
 
@@ -71,7 +63,10 @@ def _remove_mine() -> None:
 def hidden_beside(path: Path, make: Callable[[Path], None]) -> Path:
     """Let `make` make something under a hidden name beside `path`; removes what killed processes left there."""
     begin = f".{path.stem[:30]}-fastcar-{_machine()}-"
-    _remove_left(path.parent, begin)
+    for left in path.parent.glob(f"{glob.escape(begin)}*"):
+        number = re.match("[0-9]+", left.name.removeprefix(begin))
+        if number and not psutil.pid_exists(int(number[0])):
+            _remove(left)
     _FOLDERS.add(path.parent.absolute())
     while True:
         hidden = path.with_name(f"{begin}{os.getpid()}-{secrets.token_hex(4)}{path.suffix}")
@@ -199,11 +194,9 @@ def write_whole(
 @contextlib.contextmanager
 def staging(folder: Path) -> Iterator[Path]:
     """A hidden folder of this process for unfinished files; those that killed processes left are removed."""
-    begin = f".fastcar-{_machine()}-"
-    _remove_left(folder, begin)
-    mine = folder / f"{begin}{os.getpid()}"
+    make_folder(folder)
+    mine = hidden_beside(folder / "videos", Path.mkdir)
     try:
-        make_folder(mine)
         yield mine
     finally:
         shutil.rmtree(mine, ignore_errors=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, TypeAdapter, ValidationError, model_validator
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.system.files import file_text
+from fastcar_cli.system.files import file_text, reason_of
 
 _MOST = 2**31 - 1
 
@@ -71,7 +71,7 @@ def read_json(file: Path, *, hint: str | None = None) -> Any:
     except FileNotFoundError:
         raise RequestError(f"{file} is missing", hint=hint) from None
     except (OSError, ValueError) as e:
-        raise RequestError(f"{file} can't be read: {(isinstance(e, OSError) and e.strerror) or e}") from None
+        raise RequestError(f"{file} can't be read: {reason_of(e)}") from None
 
 
 def wrong(file: Path | str, key: str, value: Any, needed: str) -> RequestError:

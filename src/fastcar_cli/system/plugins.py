@@ -28,18 +28,11 @@ WORLDS = "fastcar.worlds"
 class JudgedWorld(Protocol):
     """The world of a model."""
 
-    @property
-    def name(self) -> str:
-        """Its name."""
-
     def judge(self, video: NDArray[np.uint8], tokens: Sequence[str]) -> dict[str, bool | None]:
         """Right or wrong for each thing said by the tokens of a completed reading, of a video [T, H, W, 3]; None: open.
 
         `persists` says whether objects stay what they are, `all_right` joins all.
         """
-
-    def unseen_captions(self, count: int, seed: int) -> list[str]:
-        """Held-out captions."""
 
 
 Recogniser: TypeAlias = "Callable[[Any, int, int], JudgedWorld | None]"

@@ -18,8 +18,8 @@ from typing import Any
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.sweep.results import SETTING
-from fastcar_cli.system.files import file_text, write_whole
-from fastcar_cli.system.plain_data import parse_json
+from fastcar_cli.system.files import write_whole
+from fastcar_cli.system.plain_data import read_json
 
 SCRIPTS = ("core.js", "chart.js", "player.js", "main.js")
 VIDEO_LIMIT = 32 * 2**20
@@ -48,13 +48,7 @@ def write_report(folder: Path, video_limit: int = VIDEO_LIMIT) -> Path:
 
 def read_results(file: Path) -> dict[str, Any]:
     """results.json of a sweep. Raises RequestError where it is missing, damaged, or something else."""
-    try:
-        data = parse_json(file_text(file))
-    except FileNotFoundError:
-        hint = "run `fastcar sweep` into this folder first"
-        raise RequestError(f"{file}: there is no such file", hint=hint) from None
-    except (OSError, ValueError) as e:
-        raise RequestError(f"{file} is damaged: {e}", hint="run the sweep again; finished cells stay") from None
+    data = read_json(file, hint="run `fastcar sweep` into this folder; finished cells stay")
     needed = ("cells", "summary", "plan", "model", "config", "machine")
     if not isinstance(data, dict) or not all(key in data for key in needed):
         raise RequestError(f"{file} is not the result of a sweep", hint=f"needed keys: {', '.join(needed)}")
