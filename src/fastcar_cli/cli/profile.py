@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from fastcar_cli.cli.flags import check_file, refuse
 from fastcar_cli.cli.options import Accelerator, Flags, Json, options
 from fastcar_cli.cli.render import Results, columns, console, note, progress
 from fastcar_cli.config import choices
-from fastcar_cli.config.run_config import RunConfig, load_config, surroundings
+from fastcar_cli.config.run_config import load_config, surroundings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.system.files import read_text, write_whole
 
@@ -45,7 +46,7 @@ def profile(
     Published models such as vila-u-7b run with random weights of their shapes, without a download.
     """
     from fastcar_cli.checkpoints.open import spec_of
-    from fastcar_cli.profile.profile_report import emulated_lengths, ratios
+    from fastcar_cli.profile.profile_report import emulated_lengths, profile_steps, ratios
     from fastcar_cli.profile.profiler import parse_lengths
 
     run = load_config(None, (), flags, surroundings())
@@ -61,7 +62,10 @@ def profile(
         document = emulated_lengths(spec, model, lengths, rows or (2 if spec.layout.guided else 1), fpga)
     else:
         measured = run.changed({"runtime.dtype": dtype})
-        document = _measured(measured, lengths, rows, repeats, replay_ratio)
+        with progress(console(), "lengths") as bar:
+            task = bar.add_task("measuring", total=len(lengths), visible=bool(lengths))
+            on_length = partial(bar.advance, task)
+            document = profile_steps(measured, lengths, rows, repeats, replay_ratio, on_length)
     if decode is not None:
         document["decode"] = _decoded(model, decode, tau, seed, run.runtime.device, dtype)
     if save is not None:
@@ -94,16 +98,6 @@ def _refuse(ctx: typer.Context, backend: str, decode: str | None, seq: str | Non
         )
 
 
-def _measured(run: RunConfig, lengths: list[int], rows: int | None, repeats: int, ratio: float) -> dict[str, Any]:
-    from fastcar_cli.profile.profile_report import profile_steps
-
-    if not lengths:
-        return profile_steps(run, lengths, rows, repeats, ratio, lambda: None)
-    with progress(console(), "lengths") as bar:
-        task = bar.add_task("measuring", total=len(lengths))
-        return profile_steps(run, lengths, rows, repeats, ratio, lambda: bar.advance(task))
-
-
 def _decoded(model: str, prompt: str, tau: str, seed: int, device: str, dtype: str) -> dict[str, Any]:
     from fastcar_cli.pipeline.pipeline import VideoPipeline
     from fastcar_cli.profile.profile_report import profile_decode
@@ -129,8 +123,14 @@ def _read(file: Path) -> dict[str, Any]:
         raise RequestError(f"--compare {file} is not a saved profile: {type(e).__name__} {e}") from None
 
 
-def _number(value: float | None, digits: int = 1) -> str:
-    return "" if value is None else f"{value:,.{digits}f}"
+_COLUMNS = {
+    "Mcycles": ("cycles", 1e6, 3),
+    "MB": ("bytes", 1e6, 1),
+    "GB/s": ("gb_s", 1, 1),
+    "GFLOP/s": ("gflop_s", 1, 1),
+    "floor ms": ("floor_ms", 1, 3),
+}
+"""Keys of a module's numbers, their units and digits by column."""
 
 
 def show(document: dict[str, Any]) -> None:
@@ -156,8 +156,7 @@ def show(document: dict[str, Any]) -> None:
         )
     for length in document["lengths"]:
         out.print(_length(document["model"], length))
-        method = length.get("method")
-        if method:
+        if method := length.get("method"):
             out.print(
                 f"  {method['rows']} rows, median of {method['repeats']} steps after warm-up, "
                 f"spread {method['spread']:.0%}; "
@@ -178,27 +177,19 @@ def show(document: dict[str, Any]) -> None:
 
 
 def _length(model: str, length: dict[str, Any]) -> Table:
-    cycles = "step_cycles" in length
-    names = ["module", "ms", "share"] + (["Mcycles"] if cycles else ["MB", "GB/s", "GFLOP/s", "floor ms"])
-    table = columns(f"{model}, one step at {length['seq']:,} tokens of context: {length['step_ms']:.2f} ms", *names)
+    names = [name for name in _COLUMNS if (name == "Mcycles") == ("step_cycles" in length)]
+    title = f"{model}, one step at {length['seq']:,} tokens of context: {length['step_ms']:.2f} ms"
+    table = columns(title, "module", "ms", "share", *names)
     for name, module in length["modules"].items():
-        row = [name.replace("_", " "), _number(module["ms"], 3), f"{module['share']:.1%}"]
-        if cycles:
-            row.append(_number(module["cycles"] / 1e6, 3))
-        else:
-            size = module.get("bytes")
-            row += [
-                _number(None if size is None else size / 1e6),
-                _number(module.get("gb_s")),
-                _number(module.get("gflop_s")),
-                _number(module.get("floor_ms"), 3),
-            ]
+        row = [name.replace("_", " "), f"{module['ms']:,.3f}", f"{module['share']:.1%}"]
+        for key, unit, digits in map(_COLUMNS.__getitem__, names):
+            number = module.get(key)
+            row.append("" if number is None else f"{number / unit:,.{digits}f}")
         table.add_row(*row, style="bold")
         if len(module["parts"]) > 1:
             for part, ms in sorted(module["parts"].items(), key=lambda p: -p[1]):
-                table.add_row(
-                    f"  {part.replace('_', ' ')}", _number(ms, 3), f"{ms / length['step_ms']:.1%}", style="dim"
-                )
+                share = f"{ms / length['step_ms']:.1%}"
+                table.add_row(f"  {part.replace('_', ' ')}", f"{ms:,.3f}", share, style="dim")
     return table
 
 
@@ -239,14 +230,9 @@ def _decode(profile: dict[str, Any]) -> None:
     )
     for i, percentiles in enumerate(profile["tas_percentiles"]):
         above = "" if profile["above_tau"] is None else f"{profile['above_tau'][i]:.0%}"
-        similarity = profile["mlp_similarity"][i]
-        table.add_row(
-            str(i),
-            f"{replay['by_layer'][i]:.1%}",
-            *(f"{percentiles[k]:.2f}" for k in ("p5", "p50", "p95")),
-            above,
-            "" if similarity is None else f"{similarity:.3f}",
-        )
+        alike = "" if (cosine := profile["mlp_similarity"][i]) is None else f"{cosine:.3f}"
+        scores = (f"{percentiles[k]:.2f}" for k in ("p5", "p50", "p95"))
+        table.add_row(str(i), f"{replay['by_layer'][i]:.1%}", *scores, above, alike)
     out.print(table)
     times = profile["times"]
     line = f"  decoding, a token a pass ({times['executor']}): {times['dense_s']:.2f} s dense"
