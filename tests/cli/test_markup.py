@@ -14,7 +14,7 @@ import fastcar_cli
 from fastcar_cli.cli.app import app
 from fastcar_cli.cli.profile import show as show_profile
 from fastcar_cli.cli.render import Results, console, note, progress
-from fastcar_cli.cli.sweep_render import show_plan
+from fastcar_cli.cli.sweep import show_plan
 
 ODD = "[bold]a car[/b] [/] :smile: [red]"
 
@@ -101,7 +101,7 @@ def test_one_console() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module == "rich.console" and path.name != "render.py":
                 # As a type only.
-                assert path.name in ("sweep_render.py", "play_terminal.py"), path
+                assert path.name in ("sweep.py", "play_terminal.py"), path
             if isinstance(node, (ast.ImportFrom, ast.Import)):
                 assert not {a.name for a in node.names} & {"rich.markup", "rich.print"}, path
             if isinstance(node, ast.Attribute):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from fastcar_cli.config.run_config import settings as keys
 from fastcar_cli.config.tau import Tau
 from fastcar_cli.errors import FastcarError, Key, RequestError
 from fastcar_cli.profile.profiler import parse_lengths
-from fastcar_cli.sweep.grid import parse_taus, parse_windows
+from fastcar_cli.sweep.grid import parse_axis
 from fastcar_cli.system.device import out_of_memory
 
 NUMBERS = st.one_of(
@@ -46,7 +47,10 @@ def test_a_number_in_yaml_is_a_setting_or_refused(key: str, text: str) -> None:
 
 
 @settings(deadline=None)
-@given(st.sampled_from([parse_taus, parse_seeds, parse_windows, parse_shard, parse_lengths]), NUMBERS)
+@given(
+    st.sampled_from([*(partial(parse_axis, n) for n in ("tau", "window")), parse_seeds, parse_shard, parse_lengths]),
+    NUMBERS,
+)
 def test_a_number_on_the_command_line_is_read_or_refused(read: Callable[[str], object], text: str) -> None:
     try:
         found = read(text)

@@ -20,7 +20,7 @@ _CHANGES = ("open", "os.rename", "os.link", "os.remove", "os.mkdir", "os.rmdir")
 _SERVER = f"""
 import errno, importlib, json, os, signal, sys, time
 
-for name in ("generate", "sweep", "sweep_render", "convert", "demo", "writing", "render"):
+for name in ("generate", "sweep", "convert", "demo", "writing", "render"):
     importlib.import_module("fastcar_cli.cli." + name)
 for name in ("pipeline.pipeline", "sweep.session", "convert.convert", "media", "demo.server"):
     importlib.import_module("fastcar_cli." + name)

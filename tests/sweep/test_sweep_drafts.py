@@ -9,7 +9,7 @@ import pytest
 from support.sweeping import BALL, TINY_METRICS, results, sweep, tiny_folder
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.sweep.grid import AXES, OFF, Cell, Grid, parse_drafts
+from fastcar_cli.sweep.grid import OFF, WHOLE, Cell, Grid
 
 N, FRAMES = 4, 4
 
@@ -72,8 +72,7 @@ def test_a_grid_counts_its_cells() -> None:
         cells = list(grid.cells())
         assert len(grid) == len(cells) == len({c.id for c in cells})
         assert all(Cell.from_dict(c.to_dict()) == c for c in cells)
-    assert parse_drafts("off,jacobi", "4,8") == (OFF, "jacobi-4", "jacobi-8")
-    assert AXES["draft"] == ("off", "frame", "jacobi")
+    assert WHOLE["draft"] == ("off", "frame", "jacobi")
 
 
 @pytest.mark.parametrize(

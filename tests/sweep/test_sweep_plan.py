@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from support.sweeping import BALL, sweep
 
 from fastcar_cli.config.lists import parse_seeds, parse_shard, shard_of
 from fastcar_cli.errors import RequestError
-from fastcar_cli.sweep.grid import Cell, Grid, join_prompts, parse_taus, parse_windows
+from fastcar_cli.sweep.grid import Cell, Grid, join_prompts, parse_axis
 
 numbers = st.floats(-50, 50).map(lambda x: round(x, 3))
 plans = st.builds(
@@ -31,19 +32,19 @@ plans = st.builds(
 
 
 def test_axes_are_read() -> None:
-    assert parse_taus("off,0,-0.5, -inf") == (None, 0.0, -0.5, -math.inf)
+    assert parse_axis("tau", "off,0,-0.5, -inf") == (None, 0.0, -0.5, -math.inf)
     assert parse_seeds("0-3") == (0, 1, 2, 3)
     assert parse_seeds("0,5,7-8") == (0, 5, 7, 8)
-    assert parse_windows("off,256") == (None, 256)
+    assert parse_axis("window", "off,256") == (None, 256)
     assert parse_shard("3/8") == (3, 8)
 
 
 @pytest.mark.parametrize(
     ("read", "text"),
     [
-        *((parse_taus, t) for t in ("", "a", "1,,2", "nan", "inf,off", "-1,-1.0", "0,-0.0")),
+        *((partial(parse_axis, "tau"), t) for t in ("", "a", "1,,2", "nan", "inf,off", "-1,-1.0", "0,-0.0")),
         *((parse_seeds, t) for t in ("", "-1", "3-1", "x", "0-2,2", "1.5", str(2**63), "9" * 5000)),
-        *((parse_windows, t) for t in ("0", "-4", "x", "off,off", "8,", "9" * 5000, "²")),
+        *((partial(parse_axis, "window"), t) for t in ("0", "-4", "x", "off,off", "8,", "9" * 5000, "²")),
         *((parse_shard, t) for t in ("0/8", "9/8", "3", "a/b", "1/0", f"1/{'9' * 5000}")),
     ],
 )

@@ -10,7 +10,7 @@ from support.sweeping import BALL, TINY_METRICS, cell_files, results, sweep, tin
 
 from fastcar_cli.decoding.replay.scores import SCORES
 from fastcar_cli.errors import RequestError
-from fastcar_cli.sweep.grid import AXES, Cell
+from fastcar_cli.sweep.grid import WHOLE, Cell
 
 RATIOS = "0.5"
 SAID = "a small red ball rolling to the right on the grass"
@@ -33,7 +33,7 @@ def folder(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_score_at_equal_ratios(folder: Path) -> None:
     data = results(folder)
-    assert data["plan"]["score"] == list(AXES["score"]) == list(SCORES) and data["plan"]["ratio"] == [0.5]
+    assert data["plan"]["score"] == list(WHOLE["score"]) == list(SCORES) and data["plan"]["ratio"] == [0.5]
     assert len(data["cells"]) == 1 + len(SCORES)
     for line in data["summary"][1:]:
         assert line["replay_ratio"] == pytest.approx(line["ratio"], abs=0.07)

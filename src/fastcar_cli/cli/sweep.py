@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
 
 from fastcar_cli.cli.flags import one_of, refuse
 from fastcar_cli.cli.options import Flags, VideoOptions, options, words
-from fastcar_cli.cli.render import Results, console, note, progress
-from fastcar_cli.config import choices
+from fastcar_cli.cli.render import Results, console, facts, note, progress
+from fastcar_cli.config.choices import AXES
 from fastcar_cli.config.lists import parse_seeds, parse_shard
 from fastcar_cli.config.run_config import load_sources, notices, surroundings
+from fastcar_cli.config.tau import Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.pipeline.engines import check_engine
 from fastcar_cli.system.signals import status
@@ -25,14 +27,13 @@ if TYPE_CHECKING:
     from fastcar_cli.sweep.session import Request, Session
     from fastcar_cli.sweep.store import Store
 
-BACKENDS, DRAFTS = choices.values(choices.Backend), choices.values(choices.Draft)
-GATES, SCORES = choices.values(choices.Gate), choices.values(choices.Score)
 METRICS = ("psnr", "ssim", "ms-ssim", "temporal", "fidelity", "lpips")
 _OWN = "[default: the configuration's]"
 
 
 def _list(help: str, allowed: tuple[str, ...] = ()) -> Any:
     """An option with comma-separated values."""
+    help = help.format(", ".join(allowed))
     return typer.Option(None, help=help, autocompletion=words(allowed) if allowed else None)
 
 
@@ -42,19 +43,19 @@ class SweepOptions(VideoOptions):
     output: Path | None = typer.Option(None, "-o", "--output", help="Folder for the sweep.")
     tau: str | None = _list(f"Thresholds: off, numbers (0 to -4 is useful), -inf. {_OWN}")
     replay_ratio: str | None = _list("Target replay ratios, in addition to --tau.")
-    score: str | None = _list(f"Scores: {', '.join(SCORES)}. {_OWN}", SCORES)
+    score: str | None = _list(f"Scores: {{}}. {_OWN}", AXES["score"])
     axis: str | None = _list(
         "Sweep all values of score (at ratios 0.2,0.5,0.8), gate, or draft (lengths 4,8,16).",
         ("score", "gate", "draft"),
     )
-    draft: str | None = _list("Drafts: off, frame, jacobi, auto. [default: off]", DRAFTS)
+    draft: str | None = _list("Drafts: {}. [default: off]", AXES["draft"])
     draft_window: str | None = _list("Draft lengths for --draft. [default: 16]")
     seeds: str = typer.Option("0", help="Seeds, such as 0-3 or 0,5,7.")
     window: str | None = _list(f"Attention windows in tokens, or off. {_OWN}")
-    gate: str | None = _list(f"Gates: {', '.join(GATES)}. {_OWN}", GATES)
-    backend: str | None = _list(f"Backends: {', '.join(BACKENDS)}. {_OWN}", BACKENDS)
+    gate: str | None = _list(f"Gates: {{}}. {_OWN}", AXES["gate"])
+    backend: str | None = _list(f"Backends: {{}}. {_OWN}", AXES["backend"])
     repeats: int = typer.Option(3, help="Timed decodes per cell.", min=1, max=1000)
-    metrics: str | None = _list(f"Metrics: {', '.join(METRICS)}. [default: all but lpips]", METRICS)
+    metrics: str | None = _list("Metrics: {}. [default: all but lpips]", METRICS)
     lpips_weights: Path | None = typer.Option(None, help="State dict of torchvision's AlexNet or VGG16 for lpips.")
 
 
@@ -109,38 +110,31 @@ def _prompts(ctx: typer.Context, clips: ClipFiles, given: list[str], file: Path 
 
 def _axes(ctx: typer.Context, axis: str | None, given: dict[str, str | None]) -> dict[str, Any]:
     """The axes of a `Request` from the texts of their options. Raises RequestError."""
-    from fastcar_cli.sweep import grid as parse
+    from fastcar_cli.sweep.grid import OFF, WHOLE, parse_axis, parse_names
 
-    def read(name: str, reader: Callable[..., Any], *more: Any) -> Any:
-        text = given[name]
-        return None if text is None else reader(text, *more)
-
-    ratios = read("replay_ratio", parse.parse_ratios)
     if axis is not None:
-        parse.parse_names("axis", axis, tuple(parse.AXES))
+        parse_names("axis", axis, tuple(WHOLE))
         if given[axis] is not None:
             raise RequestError(f"--axis {axis} and --{axis} exclude each other", hint="leave one of them out")
-        given[axis] = ",".join(parse.AXES[axis])
+        given[axis] = ",".join(WHOLE[axis])
         if axis == "draft" and given["draft_window"] is None:
-            given["draft_window"] = ",".join(map(str, parse.DRAFT_WINDOWS))
-        if axis == "score" and given["tau"] is None and ratios is None:
-            ratios = parse.RATIOS
+            given["draft_window"] = "4,8,16"
+        if axis == "score" and given["tau"] is given["replay_ratio"] is None:
+            given["replay_ratio"] = "0.2,0.5,0.8"
     if given["draft"] is None:
         refuse(ctx, ("draft_window",), "without --draft", "it needs --draft or --axis draft")
-    names = {"gate": GATES, "score": SCORES, "backend": BACKENDS}
-    axes = {
-        "tau": () if given["tau"] is None and ratios else read("tau", parse.parse_taus),
-        "ratio": ratios,
-        "draft": read("draft", parse.parse_drafts, given["draft_window"]),
-        "window": read("window", parse.parse_windows),
-        **{name: read(name, partial(parse.parse_names, name), allowed) for name, allowed in names.items()},
-    }
-    return {name: values for name, values in axes.items() if values is not None}
+    axes = {name: parse_axis(name, text) for name, text in given.items() if text is not None}
+    if "replay_ratio" in axes:
+        axes = {"tau": (), "ratio": axes.pop("replay_ratio"), **axes}
+    lengths = axes.pop("draft_window", (16,))
+    if "draft" in axes:
+        kinds = ([OFF] if kind == OFF else [f"{kind}-{size}" for size in lengths] for kind in axes["draft"])
+        axes["draft"] = tuple(draft for several in kinds for draft in several)
+    return axes
 
 
 def _sweep(request: Request, asked: SweepOptions, notes: list[str]) -> None:
     """Run a sweep and print its results."""
-    from fastcar_cli.cli.sweep_render import show
     from fastcar_cli.sweep.session import Session
 
     terminal, session, output = console(asked.quiet), Session.open(request), asked.output or Path(".")
@@ -173,7 +167,6 @@ def _decode(session: Session, store: Store, terminal: Any) -> None:
 
 
 def _dry_run(request: Request, asked: SweepOptions, notes: list[str]) -> None:
-    from fastcar_cli.cli.sweep_render import show_plan
     from fastcar_cli.sweep.session import grid_document
 
     document = grid_document(request, asked.output)
@@ -184,3 +177,98 @@ def _dry_run(request: Request, asked: SweepOptions, notes: list[str]) -> None:
         show_plan(Results(asked.quiet), document)
         for text in document["notes"]:
             note(console(asked.quiet), text)
+
+
+_COLUMNS = {
+    "psnr_db": ("PSNR", ".1f"),
+    "ssim": ("SSIM", ".3f"),
+    "ms_ssim": ("MS-SSIM", ".3f"),
+    "temporal": ("temporal", ".2f"),
+    "lpips": ("LPIPS", ".3f"),
+}
+
+
+def level(x: dict[str, Any]) -> str:
+    """The threshold of a line of results, or its replay ratio."""
+    return str(Tau.read(x["tau"])) if x["ratio"] is None else f"ratio {x['ratio']:g}"
+
+
+def _value(value: Any, form: str, none: str = "-") -> str:
+    return none if value is None else format(value, form)
+
+
+def show(out: Console, terminal: Console, results: dict[str, Any], folder: Path, written: list[str]) -> None:
+    """The summary with its knees, and the files."""
+    from fastcar_cli.sweep.grid import OFF
+    from fastcar_cli.sweep.results import SETTING, dense_line
+
+    knees = {tuple(k[key] for key in SETTING) for k in results["knee"]}
+    summary = results["summary"]
+    accelerated = any(x["cycles"] is not None for x in summary)
+    judged = any(x["all_right"] is not None for x in summary)
+    drafted = any(x["draft"] != OFF for x in summary)
+    rows: list[dict[str, str]] = []
+    for x in summary:
+        dense, knee = dense_line(x), tuple(x[key] for key in SETTING) in knees
+        row = {"tau": level(x) + (" *" if knee else ""), "draft": x["draft"], "score": "-" if dense else x["score"]}
+        row |= {"window": _value(x["window"], "d", "off"), "gate": "-" if dense else x["gate"], "backend": x["backend"]}
+        row |= {"videos": str(x["videos"]), "replayed": f"{x['replay_ratio']:.1%}", "time s": f"{x['decode_s']:.2f}"}
+        row |= {"tokens/pass": _value(x["tokens_per_pass"], ".1f")} if drafted else {}
+        row |= {"speed": _value(x["speedup"], ".2f")}
+        row |= {_COLUMNS[k][0]: "" if dense else _value(x[k], _COLUMNS[k][1], "same") for k in results["metrics"]}
+        row |= {"right": _value(x["all_right"], ".0%")} if judged else {}
+        row |= {"cycles": _value(x["cycles"], ",.0f"), "J": _value(x["energy_j"], ".3g")} if accelerated else {}
+        rows.append(row)
+    # An axis with one value needs no column.
+    axes = ("draft", "score", "window", "gate", "backend", "videos")
+    single = [k for k in axes if len({row[k] for row in rows} - {"-"}) <= 1]
+    table = Table(box=SIMPLE, pad_edge=False)
+    names = [name for name in next(iter(rows), {}) if name not in single]
+    for name in names:
+        table.add_column(name, justify="left" if name in ("tau", *axes[:-1]) else "right")
+    for row in rows:
+        table.add_row(*(row[name] for name in names), style="bold" if row["tau"].endswith("*") else None)
+    out.print(table)
+    for knee in results["knee"]:
+        out.print(f"* knee at {'tau ' if knee['ratio'] is None else ''}{level(knee)}: {knee['why']}")
+    same = [c["same_video"] for c in results["cells"] if c["same_video"] is not None]
+    if same:
+        out.print(f"drafts: {sum(same)} of {len(same)} videos equal those without drafts")
+    for line in results["inert"]:
+        note(terminal, line["why"], "inert")
+    files = ", ".join(sorted(p.name for p in folder.glob("results.*")))
+    out.print(f"{len(results['cells'])} cells in {folder}: {files}", soft_wrap=True)
+    for line in written:
+        out.print(line, soft_wrap=True)
+
+
+def show_plan(out: Console, document: dict[str, Any]) -> None:
+    """The plan of a sweep."""
+    table = facts("nothing was written")
+    plan = document["plan"]
+    for key in ("prompts", "seeds"):
+        table.add_row(key, str(len(plan[key])))
+    words = {
+        "tau": [str(Tau.read(t)) for t in plan["tau"]],
+        "ratio": [f"{r:g}" for r in plan["ratio"]],
+        "score": plan["score"],
+        "window": ["off" if w is None else str(w) for w in plan["window"]],
+        **{key: plan[key] for key in ("gate", "backend", "draft")},
+    }
+    for key, values in words.items():
+        if values:
+            table.add_row(key, ", ".join(values))
+    table.add_row("cells", f"{document['cells']}" + (f" (shard {document['shard']})" if document["shard"] else ""))
+    table.add_row("decodes", f"{document['decodes']} at {plan['repeats']} a cell, {document['left']} of them left")
+    seconds = document["expected_s"]
+    expected = "not measured" if seconds is None else duration(sum(seconds.values()))
+    more = " at most, metrics not counted (one short dense decode was measured)" if seconds else ""
+    table.add_row("expected", expected + more)
+    out.print(table)
+
+
+def duration(seconds: float) -> str:
+    """A time in seconds, minutes or hours."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -21,3 +21,7 @@ TasDefinition = Literal["attention", "released"]
 def values(choice: Any) -> tuple[str, ...]:
     """The words of a Literal type, optional or not; none for other types."""
     return tuple(v for kind in (choice, *get_args(choice)) for v in get_args(kind) if isinstance(v, str))
+
+
+AXES = {"score": values(Score), "gate": values(Gate), "draft": values(Draft), "backend": values(Backend)}
+"""The words of a sweep's axes."""

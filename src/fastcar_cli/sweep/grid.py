@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, product
@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fastcar_cli.config import choices
+from fastcar_cli.config.choices import AXES
 from fastcar_cli.config.keys import LARGEST
 from fastcar_cli.config.lists import each_of
 from fastcar_cli.config.tau import ALLOWED, Tau
@@ -24,16 +24,8 @@ from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.inputs.prompt import Listed, prompts_in
 from fastcar_cli.system.plain_data import Size
 
-AXES = {
-    "score": choices.values(choices.Score),
-    "gate": choices.values(choices.Gate),
-    "draft": tuple(kind for kind in choices.values(choices.Draft) if kind != "auto"),
-}
+WHOLE = {name: tuple(word for word in AXES[name] if word != "auto") for name in ("score", "gate", "draft")}
 """Axes that can be named as a whole, with all their values."""
-RATIOS = (0.2, 0.5, 0.8)
-"""Replay ratios at which scores are compared where none are named."""
-DRAFT_WINDOWS = (4, 8, 16)
-"""Draft lengths that are compared where none are named."""
 OFF = "off"
 
 
@@ -152,51 +144,39 @@ class Grid:
         return {k: [*v] if isinstance(v, tuple) else v for k, v in asdict(self).items()} | {"tau": taus}
 
 
-def parse_taus(text: str) -> tuple[float | None, ...]:
-    """Thresholds of "off,0,-0.5,-inf". Raises RequestError."""
-
-    def read(part: str) -> float | None:
-        value = Tau.read(part).values[0]
-        # -0.0 and 0.0 are one threshold and one cell.
-        return None if value == math.inf else value + 0.0
-
-    return each_of("tau", text, read, "not a threshold", ALLOWED)
+def _tau(part: str) -> float | None:
+    value = Tau.read(part).values[0]
+    # -0.0 and 0.0 are one threshold and one cell.
+    return None if value == math.inf else value + 0.0
 
 
-def parse_ratios(text: str) -> tuple[float, ...]:
-    """Replay ratios of "0.2,0.5". Raises RequestError."""
-
-    def read(part: str) -> float:
-        if not 0 < float(part) < 1:
-            raise ValueError(part)
-        return float(part)
-
-    return each_of("replay_ratio", text, read, "not a ratio", "numbers between 0 and 1, such as 0.5,0.8")
+def _ratio(part: str) -> float:
+    if not 0 < float(part) < 1:
+        raise ValueError(part)
+    return float(part)
 
 
-def _tokens(part: str, most: int) -> int:
+def _tokens(part: str, most: int = LARGEST) -> int:
     if not (re.fullmatch("[0-9]{1,10}", part) and 1 <= int(part) <= most):
         raise ValueError(part)
     return int(part)
 
 
-def parse_windows(text: str) -> tuple[int | None, ...]:
-    """Windows of "off,256". Raises RequestError."""
+_READERS: dict[str, tuple[Callable[[str], Any], str, str]] = {
+    "tau": (_tau, "not a threshold", ALLOWED),
+    "replay_ratio": (_ratio, "not a ratio", "numbers between 0 and 1, such as 0.5,0.8"),
+    "window": (
+        lambda part: None if part.lower() == OFF else _tokens(part),
+        "not a window",
+        "'off' and numbers of tokens",
+    ),
+    "draft_window": (partial(_tokens, most=1024), "not a draft length", "numbers of tokens, 1 to 1024"),
+}
 
-    def read(part: str) -> int | None:
-        return None if part.lower() == OFF else _tokens(part, LARGEST)
 
-    return each_of("window", text, read, "not a window", "'off' and numbers of tokens")
-
-
-def parse_drafts(kinds: str, lengths: str | None) -> tuple[str, ...]:
-    """Drafts of kinds "off,jacobi", each with the lengths "8,16". Raises RequestError."""
-    sizes: tuple[int, ...] = DRAFT_WINDOWS[-1:]
-    if lengths is not None:
-        allowed = "numbers of tokens, 1 to 1024"
-        sizes = each_of("draft_window", lengths, partial(_tokens, most=1024), "not a draft length", allowed)
-    named = parse_names("draft", kinds, choices.values(choices.Draft))
-    return tuple(d for kind in named for d in ([OFF] if kind == OFF else [f"{kind}-{size}" for size in sizes]))
+def parse_axis(name: str, text: str) -> tuple[Any, ...]:
+    """Values of a comma-separated option, such as "off,0,-0.5,-inf" of tau. Raises RequestError."""
+    return parse_names(name, text, AXES[name]) if name in AXES else each_of(name, text, *_READERS[name])
 
 
 def parse_names(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
