@@ -9,7 +9,7 @@ import torch
 from support.tiny import tiny_model
 
 from fastcar_cli.config.tau import Tau
-from fastcar_cli.decoding.batch import DecodeSettings, Step, Watcher
+from fastcar_cli.decoding.batch import DecodeSettings, Step, Watch
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.replay.replay import ReplayRule
@@ -141,7 +141,7 @@ def test_kernels_that_do_not_go_are_refused() -> None:
         decode = Decode.of(
             model, PROMPTS, DecodeSettings(2, SamplingSettings(cfg=2.0), executor=kernels), codes.float()
         )
-        decode.observers.watch = cast(Watcher, object()) if kernels == "native" else None
+        decode.observers.watch = cast(Watch, object()) if kernels == "native" else None
         with pytest.raises(RequestError, match=rf"`executor` {kernels}: .*{word}"):
             decode.start()
 

@@ -16,8 +16,8 @@ from fastcar_cli.config.tau import Tau
 from fastcar_cli.decoding.batch import DecodeSettings
 from fastcar_cli.decoding.cache.kv_int8 import Int8KVCache
 from fastcar_cli.decoding.engine import Decode, begin
+from fastcar_cli.decoding.executors import executor as torch_executor
 from fastcar_cli.decoding.executors import native as native_executor
-from fastcar_cli.decoding.executors import prefill
 from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.inputs.prompt import TokenisedClip
 from fastcar_cli.kernels import native
@@ -87,7 +87,7 @@ def test_pieces_give_what_all_at_once_does(
 ) -> None:
     model = models[f"{kind} floats"]
     whole = left(decode_of(model, "torch", **CACHES[cache]))
-    monkeypatch.setattr(prefill, "PREFILL_TOKENS", 7)
+    monkeypatch.setattr(torch_executor, "PREFILL_TOKENS", 7)
     close(left(decode_of(model, "torch", **CACHES[cache])), whole, 1e-5)
 
 
@@ -112,7 +112,7 @@ def test_padded_texts_of_packed_weights_in_pieces(monkeypatch: pytest.MonkeyPatc
     native_settings, torch_settings = (replace(settings, executor=name) for name in ("native", "torch"))
     found = []
     for tokens, chosen in ((512, torch_settings), (512, native_settings), (3, native_settings)):
-        monkeypatch.setattr(prefill, "PREFILL_TOKENS", tokens)
+        monkeypatch.setattr(torch_executor, "PREFILL_TOKENS", tokens)
         decode = Decode.of(tiny_in("int8"), texts, chosen, noise)
         hidden, keys, values, *_ = left(decode)
         parts = [x[:, row, :, pad:] for x in (keys, values) for row, pad in enumerate(decode.prompts.pad.tolist())]

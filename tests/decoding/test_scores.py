@@ -35,7 +35,7 @@ class _Kept:
         self.mlp: dict[tuple[int, int], Tensor] = {}
         self.out: dict[tuple[int, int], Tensor] = {}
 
-    def layer(self, layer: int, t: int, mlp: Tensor, out: Tensor) -> None:
+    def __call__(self, layer: int, t: int, mlp: Tensor, out: Tensor) -> None:
         self.mlp[layer, t], self.out[layer, t] = mlp.clone(), out.clone()
 
 

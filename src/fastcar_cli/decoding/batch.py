@@ -104,25 +104,21 @@ class TorchBackend:
         return self._mlps[layer](x)
 
 
-class Watcher(Protocol):
-    """Watches every block of a decode; see `Observers.watch`."""
-
-    def layer(self, layer: int, t: int, mlp: Tensor, out: Tensor) -> None:
-        """A block is done with input token t (-1: the prompt's last token): during the call, mlp [rows, width] is what
-        the MLP branch added, out [rows, width] the residual stream after it.
-        """
+Watch = Callable[[int, int, Tensor, Tensor], None]
+"""Gets each block that is done with an input token t (-1: the prompt's last): layer, t, what the MLP branch added, and
+the residual stream after it, [rows, width] each and good during the call.
+"""
 
 
 @dataclass
 class Observers:
     """What watches a decode; any of these but the last two needs the plain executor.
 
-    `watch` sees every block's output, `on_block` every scored block between attention and MLP; `mark` gets a name at
-    the end of each part of a pass, `on_prefill` the work done in the prefill and all of it, `on_prompt` what
-    `Batch.fill` takes.
+    `on_block` sees every scored block between attention and MLP; `mark` gets a name at the end of each part of a pass,
+    `on_prefill` the work done in the prefill and all of it, `on_prompt` what `Batch.fill` takes.
     """
 
-    watch: Watcher | None = None
+    watch: Watch | None = None
     on_block: Callable[[BlockState], None] | None = None
     mark: Callable[[str], None] | None = None
     on_prefill: Callable[[int, int], None] | None = None

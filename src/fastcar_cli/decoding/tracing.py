@@ -63,7 +63,7 @@ class _Outputs:
         self.mlp = torch.zeros(spec.layers, len(tokens), decode.rows, spec.width)
         self.out = torch.zeros(len(steps), spec.layers, decode.rows, spec.width)
 
-    def layer(self, layer: int, t: int, mlp: Tensor, out: Tensor) -> None:
+    def __call__(self, layer: int, t: int, mlp: Tensor, out: Tensor) -> None:
         if t in self._tokens:
             self.mlp[layer, self._tokens.index(t)] = mlp.float().cpu()
         if t + 1 in self._steps:

@@ -21,7 +21,7 @@ from fastcar_cli.checkpoints.memory_plan import Demand, choose_dtype, default_dt
 from fastcar_cli.checkpoints.names import BUNDLED
 from fastcar_cli.checkpoints.open import open_model
 from fastcar_cli.config.run_config import RunConfig, load_config, settings
-from fastcar_cli.decoding.batch import DecodeSettings, Watcher
+from fastcar_cli.decoding.batch import DecodeSettings, Watch
 from fastcar_cli.decoding.drafts.length import DraftWindow
 from fastcar_cli.decoding.engine import Decode, begin
 from fastcar_cli.decoding.executors.select import row_limit
@@ -189,7 +189,7 @@ class VideoPipeline:
         prompts: Sequence[Prompt],
         seeds: Sequence[int],
         on_step: Callable[[int, int], None] | None = None,
-        watch: Watcher | None = None,
+        watch: Watch | None = None,
         on_begin: OnBegin | None = None,
     ) -> Iterator[Frame]:
         """Decode one video a prompt, in batches that fit; frame t of all videos of a batch comes once it is decoded.
@@ -294,7 +294,7 @@ class VideoPipeline:
         prompts: Sequence[Prompt],
         seeds: Sequence[int],
         on_token: Callable[[int], None],
-        watch: Watcher | None,
+        watch: Watch | None,
         on_begin: OnBegin | None,
     ) -> Iterator[Frame]:
         """The frames of one batch. Raises RequestError for prompts with another number of frames than expected."""

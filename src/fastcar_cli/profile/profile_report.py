@@ -234,7 +234,7 @@ class _Similarity:
         self._last: list[dict[int, Tensor]] = [{} for _ in range(layers)]
         self._values: list[list[float]] = [[] for _ in range(layers)]
 
-    def layer(self, layer: int, t: int, mlp: Tensor, out: Tensor) -> None:
+    def __call__(self, layer: int, t: int, mlp: Tensor, out: Tensor) -> None:
         if t < 0:
             return
         before, now = self._last[layer].get(t % self._frame), mlp.detach().float().clone()

@@ -90,8 +90,11 @@ class GraphExecutor(Executor):
         enough = [count for count in self._launches if count >= inputs.count]
         count = min(enough, default=min(1 << (inputs.count - 1).bit_length(), self.most_inputs))
         if count not in self._launches:
-            began = time.perf_counter()
-            self._launches[count] = self._launcher(count)
+            # Triton is optional, and slow to import.
+            from fastcar_cli.decoding.executors.triton_ops import TritonOps
+
+            began, ops = time.perf_counter(), TritonOps(batch, count)
+            self._launches[count] = ops, self._captured(ops) if self._capture else partial(self._run, ops)
             batch.clock.capture += time.perf_counter() - began
         ops, launch = self._launches[count]
         self._passed, batch.draws.latent = launch(), None
@@ -103,14 +106,6 @@ class GraphExecutor(Executor):
             return super().logits(x, d)
         ops, _ = next(iter(self._launches.values()))
         return ops.logits(x, d)[: len(x)]
-
-    def _launcher(self, count: int) -> tuple[TritonOps, Callable[[], Passed]]:
-        """What runs passes of this many input tokens."""
-        # Triton is optional, and slow to import.
-        from fastcar_cli.decoding.executors.triton_ops import TritonOps
-
-        ops = TritonOps(self._batch, count)
-        return ops, self._captured(ops) if self._capture else partial(self._run, ops)
 
     def _run(self, ops: TritonOps) -> Passed:
         """One pass from the first input tokens on, which it counts up; all results are in `ops` and the batch.

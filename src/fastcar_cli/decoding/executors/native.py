@@ -18,7 +18,7 @@ from fastcar_cli.decoding.inputs import Inputs, Restore
 from fastcar_cli.decoding.sampling import not_finite
 from fastcar_cli.kernels import native
 from fastcar_cli.models.decoder import KV, Block
-from fastcar_cli.models.depth import DepthBlock, DepthTransformer
+from fastcar_cli.models.depth import DepthTransformer
 from fastcar_cli.models.network import Network
 from fastcar_cli.weights.quantised import QuantisedLinear, multiplied_by
 
@@ -67,43 +67,20 @@ def _norms(**modules: nn.LayerNorm) -> dict[str, Any]:
     return weights | {f"{name}_bias": module.bias.float() for name, module in modules.items()}
 
 
-def _depth_block(block: DepthBlock) -> native.DepthBlockWeights:
-    attention = block.attn
-    linears = (attention.query, attention.key, attention.value, attention.proj, block.mlp[0], block.mlp[2])
-    parts: dict[str, Any] = {
-        part: _linear(cast(nn.Linear, linear))
-        for part, linear in zip(("q", "k", "v", "o", "up", "down"), linears, strict=True)
-    }
-    return native.DepthBlockWeights(**parts, **_norms(norm1=block.ln1, norm2=block.ln2))
-
-
 def _transformer(depth: DepthTransformer) -> native.DepthWeights:
+    blocks = []
+    for block in depth.blocks:
+        attn, parts = block.attn, _norms(norm1=block.ln1, norm2=block.ln2)
+        parts |= {"q": _linear(attn.query), "k": _linear(attn.key), "v": _linear(attn.value), "o": _linear(attn.proj)}
+        parts |= {name: _linear(cast(nn.Linear, block.mlp[i])) for name, i in (("up", 0), ("down", 2))}
+        blocks.append(native.DepthBlockWeights(**parts))
     return native.DepthWeights(
-        [_depth_block(block) for block in depth.blocks],
+        blocks,
         first=_linear(depth.in_mlp_2),
         later=_linear(depth.in_mlp_1),
         depth_embeddings=depth.pos_emb_d[0].float().contiguous(),
         heads=depth.spec.heads,
         **_norms(norm=depth.classifier_mlp.layer_norm),
-    )
-
-
-def code_draw(batch: Batch, codebooks: Sequence[Tensor], threads: int, most: int) -> native.CodeDraw:
-    """What draws the codes of a batch as the kernels take it; matrices are not copied."""
-    model, sampling = batch.model, batch.settings.sampling
-    classifier = model.lm_head if model.depth is None else model.depth.classifier_mlp.linear
-    return native.CodeDraw(
-        None if model.depth is None else _transformer(model.depth),
-        classifier=_linear(cast(nn.Linear, classifier)),
-        codebooks=codebooks,
-        uniforms=batch.draws.uniforms,
-        codes=batch.draws.buffer,
-        guidance=sampling.cfg,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        strict=sampling.top_p_strict,
-        most=most,
-        threads=threads,
     )
 
 
@@ -127,20 +104,17 @@ class NativeExecutor(HostExecutor):
         super().__init__(batch)
         self.most_inputs = most_inputs = min(most_inputs, batch.cache.most_inputs)
         model, spec, replay, cache = batch.model, batch.model.spec.decoder, batch.replay, batch.cache
-        self._threads = threads = batch.settings.threads or torch.get_num_threads()
-        self._dtype = model.dtype
+        self._dtype, threads = model.dtype, batch.settings.threads or torch.get_num_threads()
+        self._threads, self._sizes = threads, dict[str, Any](heads=spec.heads, kv_heads=spec.kv_heads, eps=spec.rms_eps)
         names = ("older_keys", "older_values", "older_key_scales", "older_value_scales", "key_means", "value_means")
         self._blocks = [block_weights(b, *batch.places.cross_kv[i : i + 1]) for i, b in enumerate(model.llm.blocks)]
         self._pass = native.DecoderPass(
             self._blocks,
             model.llm.norm.weight.float(),
-            spec.rms_eps,
-            heads=spec.heads,
-            kv_heads=spec.kv_heads,
+            **self._sizes | dict(zip(names, cache.older, strict=False)),
             keys=cache.k,
             values=cache.v,
             aligned=cache.aligned,
-            **dict(zip(names, cache.older, strict=False)),
             outputs=None if replay is None else replay.outputs,
             table=cache.table,
             cos=batch.places.cos[: len(cache.table)].float(),
@@ -167,8 +141,21 @@ class NativeExecutor(HostExecutor):
             # By depth, without the last row of a model's codebook.
             tables = {book: book.weight[: model.spec.codes].float().contiguous() for book in model.codebooks}
             self._codebooks = [tables[book] for book in model.codebooks]
-        self._draw = code_draw(batch, self._codebooks, threads, most_inputs)
         sampling = batch.settings.sampling
+        classifier = model.lm_head if model.depth is None else model.depth.classifier_mlp.linear
+        self._draw = native.CodeDraw(
+            None if model.depth is None else _transformer(model.depth),
+            classifier=_linear(cast(nn.Linear, classifier)),
+            codebooks=self._codebooks,
+            uniforms=batch.draws.uniforms,
+            codes=batch.draws.buffer,
+            guidance=sampling.cfg,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            strict=sampling.top_p_strict,
+            most=most_inputs,
+            threads=threads,
+        )
         self._top_p = [sampling.top_p_of(index // batch.frame) for index in range(batch.draws.buffer.shape[1])]
         # What a pass with one token of a row writes: scores and flags [layers, rows, 1], and as the kernels take them.
         scores = torch.full((spec.layers, batch.rows, 1), torch.nan)
@@ -219,9 +206,7 @@ class NativeExecutor(HostExecutor):
             run = native.DecoderPass(
                 [block],
                 None,
-                spec.rms_eps,
-                heads=spec.heads,
-                kv_heads=spec.kv_heads,
+                **self._sizes,
                 keys=heads[0],
                 values=heads[1],
                 aligned=heads[0],

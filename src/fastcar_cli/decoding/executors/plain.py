@@ -94,7 +94,7 @@ class PlainExecutor(HostExecutor):
                 batch.clock.mlp += time.perf_counter() - began
                 if batch.observers.watch is not None:
                     assert inputs.common is not None
-                    batch.observers.watch.layer(i, inputs.common, added, x[:, 0] + added)
+                    batch.observers.watch(i, inputs.common, added, x[:, 0] + added)
                 return added[:, None]
 
             x = places.before_block(x, index)
