@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.paths import ROOT
 from support.processes import Run
 
-from fastcar_cli.models.vila_u.shapes import full_spec
+from fastcar_cli.models.vila_u.checkpoint import full_spec
 from fastcar_cli.profile.profiler import tokens_of
 from fastcar_fpga.emulator import Emulator
 from fastcar_fpga.preset import load_preset

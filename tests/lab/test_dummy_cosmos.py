@@ -14,9 +14,8 @@ from support.paths import GOLDEN_LATENTS
 from support.processes import Run
 
 from fastcar_cli.models.checkpoint import empty_network
-from fastcar_cli.models.cosmos.checkpoint import names_of
+from fastcar_cli.models.cosmos.checkpoint import names_of, read_tokenizer_spec
 from fastcar_cli.models.cosmos.network import Cosmos
-from fastcar_cli.models.cosmos.tokenizer_files import read_tokenizer_spec
 from fastcar_lab.dummy.cosmos import TOKENIZER, shape_of, write
 
 CODES = replace(TINY, levels=(4, 3, 4, 5))

@@ -21,8 +21,7 @@ from fastcar_cli.checkpoints.names import IVIDEOGPT
 from fastcar_cli.checkpoints.open import spec_of
 from fastcar_cli.config.run_config import RunConfig
 from fastcar_cli.config.tau import Tau
-from fastcar_cli.convert.convert import Conversion
-from fastcar_cli.convert.source import Source, padded, target_format
+from fastcar_cli.convert.convert import Conversion, Source, padded, target_format
 from fastcar_cli.decoding import trace
 from fastcar_cli.decoding.batch import DecodeSettings
 from fastcar_cli.decoding.engine import Decode

@@ -17,7 +17,7 @@ from fastcar_cli.checkpoints.architectures import spec_from_dict
 from fastcar_cli.checkpoints.names import BUNDLED
 from fastcar_cli.checkpoints.open import spec_of
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.vila_u.shapes import full_spec
+from fastcar_cli.models.vila_u.checkpoint import full_spec
 from fastcar_cli.system.plain_data import parse_json
 from fastcar_fpga.decisions import read
 

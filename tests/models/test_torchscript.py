@@ -17,7 +17,7 @@ from support.causal_video import TINY, loaded
 from torch import Tensor, nn
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.cosmos.tokenizer_files import PUBLISHED, read_tokenizer_spec
+from fastcar_cli.models.cosmos.checkpoint import PUBLISHED, read_tokenizer_spec
 from fastcar_cli.weights.torchscript import TorchScriptFile
 from fastcar_lab.dummy.causal_video import tensors_of, write
 from fastcar_lab.dummy.torchscript import Storage, module_of, write_archive

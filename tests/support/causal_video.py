@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
+from fastcar_cli.models.cosmos.checkpoint import read_tokenizer_spec, tokenizer_components
 from fastcar_cli.models.cosmos.tokenizer import CausalVideoSpec, CausalVideoTokenizer
 from fastcar_cli.models.cosmos.tokenizer_blocks import LevelSpec
-from fastcar_cli.models.cosmos.tokenizer_files import read_tokenizer_spec, tokenizer_components
 from fastcar_cli.weights.tensors import fill
 
 TINY = CausalVideoSpec(

@@ -41,8 +41,7 @@ def convert(
     """Quantize a model into a folder that loads in a second; the same command resumes."""
     from fastcar_cli.checkpoints.memory_plan import gib
     from fastcar_cli.convert.calibrate import Calibration
-    from fastcar_cli.convert.convert import Conversion, check_folder
-    from fastcar_cli.convert.source import Source, padded, target_format
+    from fastcar_cli.convert.convert import Conversion, Source, check_folder, padded, target_format
 
     if depth_dtype is not None and dtype != "int4":
         raise RequestError(f"--depth-dtype has no effect with --dtype {dtype}", hint="use it with --dtype int4")

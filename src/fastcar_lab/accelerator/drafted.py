@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.models.vila_u.shapes import full_spec
+from fastcar_cli.models.vila_u.checkpoint import full_spec
 from fastcar_cli.profile.profiler import tokens_of
 from fastcar_fpga.emulator import Emulator
 from fastcar_fpga.layer import INDEX_BITS

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fastcar_cli.models.vila_u.shapes import full_spec
+from fastcar_cli.models.vila_u.checkpoint import full_spec
 from fastcar_fpga.decisions import draw
 from fastcar_fpga.emulator import Emulator
 from fastcar_fpga.preset import Preset

@@ -13,7 +13,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.models.vila_u.shapes import full_spec
+from fastcar_cli.models.vila_u.checkpoint import full_spec
 from fastcar_lab.accelerator.published import FRAMES, PROMPT, TABLE, Published
 
 FITTED = 7

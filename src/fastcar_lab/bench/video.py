@@ -24,7 +24,7 @@ from fastcar_cli.inputs.prompt import Prompt, TokenisedClip
 from fastcar_cli.kernels import native
 from fastcar_cli.models.checkpoint import LoadedModel
 from fastcar_cli.models.network import Spec
-from fastcar_cli.models.vila_u.shapes import full_spec
+from fastcar_cli.models.vila_u.checkpoint import full_spec
 from fastcar_cli.profile.machine import Stream, processor
 from fastcar_cli.system.files import write_whole
 from fastcar_cli.system.plain_data import parse_json

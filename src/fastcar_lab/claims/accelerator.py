@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.models.vila_u.shapes import full_spec
+from fastcar_cli.models.vila_u.checkpoint import full_spec
 from fastcar_fpga.emulator import Emulator
 from fastcar_fpga.layer import INDEX_BITS
 from fastcar_fpga.preset import load_preset

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastcar_cli.models.vila_u.shapes import full_spec
+from fastcar_cli.models.vila_u.checkpoint import full_spec
 from fastcar_cli.profile.profiler import LAYER_PARTS, Shape, measure_step, random_shape
 from fastcar_cli.system.files import write_whole
 from fastcar_lab.claims.finding import FAILS, HOLDS, PART, Finding, Plot

@@ -36,8 +36,7 @@ def formats(study: Study) -> dict[str, tuple[tuple[str, Any], ...]]:
 
 def _converted(study: Study) -> Path:
     """The model in int4, converted into the study's folder where it is not there. Raises RequestError."""
-    from fastcar_cli.convert.convert import Conversion
-    from fastcar_cli.convert.source import Source, padded, target_format
+    from fastcar_cli.convert.convert import Conversion, Source, padded, target_format
 
     folder = study.folder / "int4-model"
     if not folder.is_dir():

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fastcar_cli.models.cosmos.checkpoint import HALVES, PUBLISHED
 from fastcar_cli.models.cosmos.tokenizer import CausalVideoSpec, CausalVideoTokenizer
-from fastcar_cli.models.cosmos.tokenizer_files import HALVES, PUBLISHED
 from fastcar_cli.profile.profiler import random_tensor
 from fastcar_lab.dummy.torchscript import module_of, write_archive
 
@@ -18,7 +18,8 @@ def tensors_of(spec: CausalVideoSpec, dtype: torch.dtype, seed: int = 0) -> dict
     with torch.device("meta"):
         shapes = {key: like.shape for key, like in CausalVideoTokenizer(spec).state_dict().items()}
     random = {key: random_tensor(key, shape, dtype, seed) for key, shape in shapes.items()}
-    files = {half: {k: t for k, t in random.items() if k.startswith(keys)} for half, keys in HALVES.items()}
+    halves = zip(("encoder", "decoder"), HALVES.values(), strict=True)
+    files = {half: {k: t for k, t in random.items() if k.startswith(keys)} for half, keys in halves}
     levels = torch.tensor(spec.levels, dtype=torch.int32)
     files["encoder"] |= {
         "quantizer._levels": levels,

@@ -15,8 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from fastcar_cli.models.checkpoint import empty_network
-from fastcar_cli.models.vila_u.checkpoint import VilaUCheckpoint
-from fastcar_cli.models.vila_u.shapes import full_configs
+from fastcar_cli.models.vila_u.checkpoint import VilaUCheckpoint, full_configs
 from fastcar_cli.models.vila_u.text import ADDED, SYSTEM
 from fastcar_cli.profile.profiler import random_tensor
 

@@ -1,6 +1,7 @@
 """Cosmos-Predict1 checkpoints in the official format: `model.pt` and, in a folder beside it, the tokenizer's two files.
 
-Sizes follow from the shapes of tensors, and YaRN from the size or the folder's name. No program in the files is run.
+Sizes follow from the shapes of tensors, and YaRN from the size or the folder's name. Which blocks, shortcuts and
+samplers the tokenizer has follows from its keys, which are also names of parameters. No program in the files is run.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import torch
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.checkpoint import GenerationDefaults, Released
 from fastcar_cli.models.cosmos.network import Cosmos, CosmosSpec
-from fastcar_cli.models.cosmos.tokenizer_files import PUBLISHED, read_tokenizer_spec, tokenizer_components
+from fastcar_cli.models.cosmos.tokenizer import COLOURS, CausalVideoSpec, CausalVideoTokenizer
+from fastcar_cli.models.cosmos.tokenizer_blocks import LevelSpec
 from fastcar_cli.models.decoder import Axes, DecoderSpec
 from fastcar_cli.models.network import Network
 from fastcar_cli.weights.tensors import Component, StoredShapes
+from fastcar_cli.weights.torchscript import TorchScriptFile
 
 FRAMES, FPS = 33, 25
 
@@ -30,12 +33,26 @@ _COSMOS = {
     "cosmos-predict1-13b-video2world": (5120, 40, 1024, True),
 }
 
-MODEL, HALVES = "model.pt", ("encoder.jit", "decoder.jit")
+MODEL, _ENCODER = "model.pt", "encoder.jit"
+HALVES = {_ENCODER: ("encoder.", "quant_conv."), "decoder.jit": ("decoder.", "post_quant_conv.")}
+"""Files of the tokenizer, and the prefixes of their parameters' keys."""
+
+PUBLISHED = CausalVideoSpec(
+    patch=4,
+    levels=(8, 8, 8, 5, 5, 5),
+    latent=16,
+    width=128,
+    down=(LevelSpec((256, 256), space=True, time=True), LevelSpec((512, 512), space=True), LevelSpec((512, 512))),
+    up=(LevelSpec((256,) * 3), LevelSpec((512,) * 3, space=True, time=True), LevelSpec((512,) * 3, space=True)),
+)
+"""Of Cosmos-Tokenize1-DV8x16x16-720p."""
 
 TOKENIZER = "nvidia/Cosmos-Tokenize1-DV8x16x16-720p"  # the repository of the tokenizer, which all models need
 
 _BESIDE = (TOKENIZER.rpartition("/")[2], "Cosmos-1.0-Tokenizer-DV8x16x16")
 _GROWN = ("12B", "13B")
+_LEVELS = "quantizer._levels"
+_IGNORED = ("quantizer.", "inv_quant.", "encoder.patcher3d.", "decoder.unpatcher3d.")
 _NAMES = {
     **{f"attention.w{part}.weight": f"self_attn.{part}_proj.weight" for part in "qkvo"},
     **{f"attention.{part}_norm.weight": f"self_attn.{part}_norm.weight" for part in "qk"},
@@ -81,9 +98,9 @@ class CosmosCheckpoint(Released):
 
         folder = self.folder
         beside = [folder, *(folder.absolute().parent / name for name in _BESIDE)]
-        cached = try_to_load_from_cache(TOKENIZER, HALVES[0])
+        cached = try_to_load_from_cache(TOKENIZER, _ENCODER)
         beside += [Path(cached).parent] if isinstance(cached, str) else []
-        if not (folder / MODEL).is_file() and (folder / HALVES[0]).is_file():
+        if not (folder / MODEL).is_file() and (folder / _ENCODER).is_file():
             raise RequestError(
                 f"{folder} is the folder of Cosmos' tokenizer, not of a model",
                 hint=("give the folder that holds model.pt: ", Key("model")),
@@ -181,3 +198,63 @@ def names_of(network: Cosmos) -> dict[str, str]:
         layer_names = {f"layers.{layer}.{key}": f"llm.layers.{layer}.{name}" for key, name in _NAMES.items()}
         names |= {key: name for key, name in layer_names.items() if name in parameters}
     return names
+
+
+def _has(shapes: StoredShapes, key: str) -> bool:
+    """Whether the file has this convolution."""
+    return f"{key}.conv3d.weight" in shapes
+
+
+def _shape(shapes: StoredShapes, key: str) -> tuple[int, ...]:
+    """The shape of a convolution, outputs first. Raises RequestError if it is missing."""
+    return shapes.of(f"{key}.conv3d.weight", 5)
+
+
+def _levels(shapes: StoredShapes, path: str, space: str, time: str) -> tuple[LevelSpec, ...]:
+    """The levels below `path`; `space` and `time` are the convolutions of their samplers."""
+    levels: list[LevelSpec] = []
+    while True:
+        level, widths = f"{path}.{len(levels)}", list[int]()
+        while _has(shapes, block := f"{level}.block.{len(widths)}.conv1.0"):
+            widths.append(_shape(shapes, block)[0])
+        if not widths:
+            return tuple(levels)
+        levels.append(LevelSpec(tuple(widths), _has(shapes, f"{level}.{space}"), _has(shapes, f"{level}.{time}")))
+
+
+def read_tokenizer_spec(folder: Path) -> CausalVideoSpec:
+    """The specification of a tokenizer. Raises RequestError with file and key."""
+    encoder, decoder = (StoredShapes(folder / file) for file in HALVES)
+    down = _levels(encoder, "encoder.down", "downsample.conv1", "downsample.conv2")
+    up = _levels(decoder, "decoder.up", "upsample.conv2", "upsample.conv1")
+    if any(sum(getattr(a, by) for a in down) != sum(getattr(a, by) for a in up) for by in ("space", "time")):
+        raise RequestError(f"{folder}: encoder.jit and decoder.jit are of different tokenizers")
+    cube = _shape(encoder, "encoder.conv_in.0")[1] / COLOURS
+    if (dimensions := encoder.of(_LEVELS, 1)[0]) > 64:
+        raise RequestError(f"weights file {encoder.path}, key {_LEVELS!r}: {dimensions} numbers, needed: a few")
+    try:
+        return CausalVideoSpec(
+            patch=round(cube ** (1 / 3)),
+            levels=tuple(int(n) for n in TorchScriptFile(encoder.path).rows(_LEVELS, 0, dimensions)),
+            latent=_shape(encoder, "encoder.conv_out.1")[0],
+            width=_shape(encoder, "encoder.conv_in.1")[0],
+            down=down,
+            up=up,
+            encoder_attention=_has(encoder, "encoder.mid.attn_1.0.q"),
+            decoder_attention=_has(decoder, "decoder.mid.attn_1.0.q"),
+        )
+    except ValueError as e:
+        raise RequestError(f"{folder}: no tokenizer has these sizes: {e}") from None
+
+
+def tokenizer_components(folder: Path, prefix: str, tokenizer: CausalVideoTokenizer) -> list[Component]:
+    """Which keys of the two files are which parameters; their names in the network begin with `prefix`."""
+    return [
+        Component(
+            folder,
+            {key: prefix + key for key in tokenizer.state_dict() if key.startswith(prefixes)},
+            lambda key: key.startswith(_IGNORED),
+            (folder / file,),
+        )
+        for file, prefixes in HALVES.items()
+    ]
