@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from fastcar_cli.cli.options import Flags, Json, Quiet, a_model, options
-from fastcar_cli.cli.render import Results, console, note, progress
+from fastcar_cli.cli.render import Results, console, note, progress, reported
 from fastcar_cli.config.keys import MODELS
 from fastcar_cli.config.run_config import load_config, surroundings
 from fastcar_cli.errors import RequestError
@@ -81,15 +82,13 @@ def convert(
 
 def _run(conversion: Conversion, terminal: Any) -> Result:
     with contextlib.ExitStack() as bars:
-        tasks: dict[str, tuple[Any, Any]] = {}
+        shown: dict[str, Callable[[str, int, int], None]] = {}
 
         def on_progress(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                # One display at a time.
-                bars.close()
-                bar = bars.enter_context(progress(terminal, "frames" if what.startswith("drawing") else "bytes"))
-                tasks[what] = bar, bar.add_task(what, total=total)
-            bar, task = tasks[what]
-            bar.update(task, completed=done)
+            if what not in shown:
+                bars.close()  # One display at a time.
+                things = "frames" if what.startswith("drawing") else "bytes"
+                shown[what] = reported(bars.enter_context(progress(terminal, things)))
+            shown[what](what, done, total)
 
         return conversion.run(on_progress)

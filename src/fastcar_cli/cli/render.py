@@ -9,6 +9,7 @@ import shutil
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -122,20 +123,16 @@ class _Bar(Progress):
         super().__init__(*columns, console=target, transient=True, disable=not target.is_terminal, get_time=clock)
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """As `Progress.get_renderables`."""
         return [*([] if self._above is None else [self._above]), *super().get_renderables()]
 
     def add_task(self, description: str, *args: Any, **options: Any) -> TaskID:
-        """As `Progress.add_task`; `things` is the task's unit if it differs from the bar's."""
         return super().add_task(description, *args, **{"things": self._things, **options})
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
-        """As `Progress.update`."""
         super().update(task_id, **changes)
         self._line(task_id)
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
-        """As `Progress.advance`."""
         self.update(task_id, advance=advance)
 
     def _line(self, task_id: TaskID) -> None:
@@ -154,10 +151,6 @@ class _Bar(Progress):
         self.console.print(line, soft_wrap=True, highlight=False)
 
 
-def _words(text: str) -> TextColumn:
-    return TextColumn(text, markup=False)
-
-
 def progress(
     target: Console,
     things: str = "frames",
@@ -165,10 +158,25 @@ def progress(
     above: RenderableType | None = None,
 ) -> Progress:
     """A progress bar in frames, bytes or other units, with the remaining time and a renderable above it."""
-    done = (MofNCompleteColumn(), _words("{task.fields[things]}"), TimeElapsedColumn())
+    words = partial(TextColumn, markup=False)
+    done = (MofNCompleteColumn(), words("{task.fields[things]}"), TimeElapsedColumn())
     by_byte = (DownloadColumn(binary_units=True), TransferSpeedColumn())
-    left = (*(by_byte if things == "bytes" else done), _words("left"), TimeRemainingColumn())
-    return _Bar(target, things, _words("{task.description}"), BarColumn(), *left, clock=clock, above=above)
+    left = (*(by_byte if things == "bytes" else done), words("left"), TimeRemainingColumn())
+    return _Bar(target, things, words("{task.description}"), BarColumn(), *left, clock=clock, above=above)
+
+
+def reported(bar: Progress, *, in_percent: bool = False) -> Callable[[str, int, int], None]:
+    """A function that takes the name of a part of the work, the work done and all of it, and shows them on the bar."""
+    tasks: dict[str, TaskID] = {}
+
+    def on_progress(part: str, done: int, total: int) -> None:
+        if part not in tasks:
+            tasks[part] = bar.add_task(part, total=100, things="%") if in_percent else bar.add_task(part, total=total)
+        bar.update(tasks[part], completed=100 * done // total if in_percent else min(done, total))
+        if in_percent and done >= total:
+            bar.remove_task(tasks.pop(part))
+
+    return on_progress
 
 
 def columns(title: str, *names: str, left: int = 1, caption: str | None = None) -> Table:
@@ -245,7 +253,6 @@ def _input(clip: dict[str, Any]) -> str:
 
 
 def _truth(table: Table, truth: dict[str, Any]) -> None:
-    """Rows with the errors of predicted frames against the input's, in total and by frame."""
     if not truth["by_frame"]["ssim"]:
         return
     formats = {"psnr_db": ("PSNR (dB)", "{:.1f}"), "ssim": ("SSIM", "{:.3f}"), "temporal": ("temporal error", "{:.1f}")}

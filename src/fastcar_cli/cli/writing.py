@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -22,16 +22,17 @@ import typer
 
 from fastcar_cli.checkpoints.memory_plan import memory_errors
 from fastcar_cli.cli.inputs import Job, accepted, keys_of
-from fastcar_cli.cli.render import Preview, Results, columns, lacking, note, plain, progress, summary
+from fastcar_cli.cli.render import Preview, Results, columns, lacking, note, plain, progress, reported, summary
 from fastcar_cli.config.lists import shard_of
 from fastcar_cli.errors import Key, RequestError, RunError, Text
-from fastcar_cli.media import Writer, check_target, default_name, open_writer, read_recipe
+from fastcar_cli.media import Writer, check_target, default_name, open_writer
 from fastcar_cli.media.metrics import beside, compare
+from fastcar_cli.media.writer import recipe_in
 from fastcar_cli.pipeline.engines import open_engine
 from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_cli.pipeline.videos import Frame, Video
 from fastcar_cli.sweep.names import check_names, link_name
-from fastcar_cli.system.files import file_text, make_folder, sha256_of, staging, write_whole
+from fastcar_cli.system.files import file_text, make_folder, numbered, sha256_of, staging, write_whole
 from fastcar_cli.system.plain_data import parse_json
 from fastcar_cli.system.signals import status, uninterrupted
 
@@ -65,13 +66,7 @@ class Written:
 def load(run: RunConfig, videos: int, terminal: Any, checkpoint: Checkpoint | None = None) -> VideoPipeline:
     """The pipeline, with a progress bar while a large checkpoint loads."""
     with progress(terminal, "bytes") as bar:
-        task = None
-
-        def on_load(done: int, total: int) -> None:
-            nonlocal task
-            task = bar.add_task("loading", total=total) if task is None else task
-            bar.update(task, completed=min(done, total))
-
+        on_load = partial(reported(bar), "loading")
         return VideoPipeline.from_config(run, videos=videos, on_load=on_load, checkpoint=checkpoint)
 
 
@@ -113,22 +108,14 @@ def write(
 
         with progress(terminal, above=preview) as bar:
             task = bar.add_task("decoding", total=pipe.frames, start=False)
-            parts: dict[str, Any] = {}
 
             def on_step(done: int, total: int) -> None:
                 bar.start_task(task)
                 bar.update(task, completed=done * pipe.frames / total)
 
-            def on_begin(part: str, done: int, total: int) -> None:
-                if part not in parts:
-                    parts[part] = bar.add_task(part, total=100, things="%")
-                bar.update(parts[part], completed=100 * done // total)
-                if done >= total:
-                    bar.remove_task(parts.pop(part))
-
             try:
                 with memory_errors(LESS):
-                    deque(pipe.videos(*_inputs(jobs), on_step, on_begin, on_frame=add), maxlen=0)
+                    deque(pipe.videos(*_inputs(jobs), on_step, reported(bar, in_percent=True), on_frame=add), maxlen=0)
             except KeyboardInterrupt as e:
                 stop = e
         if preview is not None:
@@ -223,14 +210,9 @@ class BatchMaker:
 
 def named(jobs: Sequence[Job], folder: Path) -> list[Job]:
     """The jobs with file names, which depend on the whole list only; the second of a name gets a 2."""
-    seen: Counter[Path] = Counter()
-    renamed = []
-    for job in jobs:
-        path = default_name(job.name, job.seed, folder)
-        seen[path] += 1
-        again = path if seen[path] == 1 else path.with_name(f"{path.stem}-{seen[path]}{path.suffix}")
-        renamed.append(replace(job, path=again))
-    return renamed
+    names: dict[Path, Iterator[Path]] = {}
+    paths = (default_name(job.name, job.seed, folder) for job in jobs)
+    return [replace(job, path=next(names.setdefault(p, numbered(p)))) for job, p in zip(jobs, paths, strict=True)]
 
 
 def make_list(pipe: VideoPipeline, jobs: Sequence[Job], folder: Path, asked: GenerateOptions, terminal: Any) -> None:
@@ -293,10 +275,9 @@ def _there(jobs: Sequence[Job], pipe: VideoPipeline, force: bool) -> dict[int, d
         if report is not None and report["recipe"] == recipe:
             if report["video"].get("sha256") == sha256_of(job.path):
                 reports[place] = report
-        elif not force and not _carries(job.path, recipe):
-            raise RequestError(
-                f"{job.path} exists with another recipe", hint="name another folder, or overwrite with --force"
-            )
+        elif not force and recipe_in(job.path) != recipe:
+            hint = "name another folder, or overwrite with --force"
+            raise RequestError(f"{job.path} exists with another recipe", hint=hint)
     return reports
 
 
@@ -310,13 +291,6 @@ def _report(path: Path) -> dict[str, Any] | None:
         return report
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _carries(path: Path, recipe: dict[str, Any]) -> bool:
-    try:
-        return read_recipe(path) == recipe
-    except RequestError:
-        return False
 
 
 def _make_left(

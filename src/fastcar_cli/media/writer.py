@@ -64,13 +64,13 @@ def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> N
         raise RequestError(f"{path} is a folder")
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise RequestError(f"{path} is a pipe or a device, needed: a file or a folder", hint="/dev/null is allowed")
-    if path.suffix and path.exists() and not force and _recipe(path) is None:
+    if path.suffix and path.exists() and not force and recipe_in(path) is None:
         raise RequestError(f"{path} exists and fastcar did not write it", hint="--force overwrites it")
     if not path.suffix and path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RequestError(f"{path} exists and is not an empty folder", hint="name a new folder")
 
 
-def _recipe(path: Path) -> dict[str, Any] | None:
+def recipe_in(path: Path) -> dict[str, Any] | None:
     """The recipe of an existing video; None of any other file."""
     try:
         return read_recipe(path)
@@ -171,7 +171,7 @@ class _FileWriter(Writer):
 
     def _finish(self) -> None:
         """Give the hidden file its name."""
-        if self.aside and self.path.exists() and _recipe(self.path) != json.loads(json.dumps(self.recipe)):
+        if self.aside and self.path.exists() and recipe_in(self.path) != json.loads(json.dumps(self.recipe)):
             self.renamed = set_aside(target_of(self.path))
         self.path = publish(self._hidden, self.path, new=self.new)
 
