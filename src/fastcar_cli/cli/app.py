@@ -43,7 +43,6 @@ LABORATORY = {
     "train": "Train a bundled model from scratch; the same command resumes from the last checkpoint.",
     "lab": "Reproduce the bundled models and the published figures.",
 }
-"""Summaries of the commands in the package fastcar_lab."""
 
 
 class Lazy(Command):

@@ -256,7 +256,6 @@ def _dry_run(run: RunConfig, videos: int, at_once: int, as_json: bool, quiet: bo
 
 
 def _time(run: RunConfig, plan: MemoryPlan, spec: Spec, videos: int, at_once: int) -> tuple[float, str]:
-    """Estimated seconds of the run, and their derivation."""
     from fastcar_cli.profile.profiler import SMALL, expected_by_bandwidth, expected_by_steps
 
     if plan.weights <= SMALL:

@@ -70,7 +70,6 @@ def pull(name: Name) -> None:
 
 
 def _line(name: str) -> dict[str, Any]:
-    """A model's row."""
     from fastcar_cli.checkpoints.hub import here, repository_of, revision_of
     from fastcar_cli.checkpoints.names import BUNDLED
     from fastcar_cli.checkpoints.open import spec_of

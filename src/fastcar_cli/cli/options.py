@@ -31,7 +31,6 @@ def words(allowed: Callable[[], Collection[str]] | Collection[str]) -> Complete:
 
 a_model = words([*BUNDLED, *REPOSITORIES])
 FORMATS = ("table", "json", "csv", "md")
-"""Output formats; each command writes its own JSON."""
 
 ConfigFile = Annotated[
     str | None, typer.Option("--config", help="Preset name or YAML file.", autocompletion=words(presets))
@@ -142,7 +141,6 @@ Flags = dict[str, Any]
 
 
 def _option_of(setting: Setting, hidden: bool) -> Any:
-    """Annotation of the parameter for a key."""
     kind: Any = setting.kind | None
     text = f"{setting.help[0].upper()}{setting.help[1:]}. [default: {setting.default}]"
     allowed = {"model": a_model, "backend.preset": words(fpga_presets)}.get(setting.key)

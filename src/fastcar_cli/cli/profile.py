@@ -79,7 +79,6 @@ def profile(
 
 
 def _refuse(ctx: typer.Context, backend: str, decode: str | None, seq: str | None, model: str) -> None:
-    """Refuse options without effect. Raises RequestError."""
     from fastcar_cli.checkpoints.architectures import published
 
     if decode is None:

@@ -134,7 +134,6 @@ def _axes(ctx: typer.Context, axis: str | None, given: dict[str, str | None]) ->
 
 
 def _sweep(request: Request, asked: SweepOptions, notes: list[str]) -> None:
-    """Run a sweep and print its results."""
     from fastcar_cli.sweep.session import Session
 
     terminal, session, output = console(asked.quiet), Session.open(request), asked.output or Path(".")

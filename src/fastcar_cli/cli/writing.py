@@ -1,7 +1,6 @@
-"""The videos of `fastcar generate` decoded and written: those of one run frame by frame, those of a list in batches.
+"""Decodes and writes the videos of `fastcar generate`: one run frame by frame, a list in batches.
 
-Of a list, finished files of the same recipe stay and the others are made, here or on a Ray cluster. Each is on disk
-before the next batch; no file depends on its batch, shard or engine.
+No file of a list depends on its batch, shard or engine.
 """
 
 from __future__ import annotations
@@ -75,8 +74,7 @@ def write(
 ) -> tuple[dict[int, Written], KeyboardInterrupt | None]:
     """Decode and write every video: those that have a frame, closed, and what stopped the run early.
 
-    With `new` no file is replaced, else with `force` alone; with `truth` the frames of a job's input are shown beside
-    its own. A stop leaves the frames finished so far.
+    With `new` no file is replaced, else with `force` alone.
     """
     stop: KeyboardInterrupt | None = None
     preview = Preview() if asked.preview and lacking(terminal) is None else None
@@ -131,11 +129,9 @@ def _inputs(jobs: Sequence[Job]) -> tuple[list[Prompt], list[int]]:
 
 
 def make(pipe: VideoPipeline, jobs: list[Job], folder: Path | None, asked: GenerateOptions, terminal: Any) -> None:
-    """Make the videos of one run, side by side, and print what there is to say of each.
+    """Make the videos of one run side by side, in `folder` with their reports or, without it, as `-o`, and print each.
 
-    Each is named after its prompt, in `folder` with its report beside it; without a folder the file is that of `-o`.
-    Raises RequestError for a prompt that the model refuses (without `keep_going`), and typer.Exit with the status of a
-    stop, or 1 where prompts are left out.
+    Raises RequestError for a refused prompt (without `keep_going`), typer.Exit after a stop or with prompts left out.
     """
     taken = accepted(jobs, pipe, asked.keep_going, partial(note, terminal))
     new = folder is not None or asked.output is None
@@ -218,8 +214,7 @@ def named(jobs: Sequence[Job], folder: Path) -> list[Job]:
 def make_list(pipe: VideoPipeline, jobs: Sequence[Job], folder: Path, asked: GenerateOptions, terminal: Any) -> None:
     """Make the missing videos of a part of a list, and print the list.
 
-    With `--names` each video has VBench's name too, in a folder of its own. Raises RequestError where another video has
-    their name (without `force`), and typer.Exit with the status of a stop, or 1 where prompts are left out.
+    Raises RequestError where another video has their name (without `force`), typer.Exit as `make`.
     """
     seeds = [*dict.fromkeys(job.seed for job in jobs)]
     if asked.names is not None:

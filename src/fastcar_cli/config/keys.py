@@ -1,7 +1,4 @@
-"""Configuration keys by section: defaults, limits, and the text for help and docs.
-
-None means the model's own preference, which the pipeline resolves.
-"""
+"""Configuration keys by section, for help and docs too. None: the model's preference, which the pipeline resolves."""
 
 from __future__ import annotations
 
@@ -22,7 +19,6 @@ MODELS = (
 """Allowed values of `model`, for help texts."""
 
 LARGEST = 2**31 - 1
-"""Upper limit of counts; memory and model may allow less."""
 
 
 class Section(BaseModel):
@@ -43,9 +39,8 @@ def setting(
 ) -> Any:
     """A key with its default, meaning and limits; with `ge` alone the maximum is LARGEST.
 
-    `flag` names the command-line option: "" takes the name of the key, None makes no option. `by_model`: the default
-    is the model's own preference. `unset`: the meaning of any other default of None. `common`: the help of `generate`
-    shows the option; `fastcar config --keys` lists the others.
+    `flag`: its option, "" for the key's name, None for none. `by_model`: the default is the model's. `unset`: what
+    another default of None means. `common`: the help of `generate` shows the option, beside `fastcar config --keys`.
     """
     extra: Any = {"flag": flag, "by_model": by_model, "unset": unset, "common": common}
     if limits.keys() == {"ge"}:

@@ -1,7 +1,4 @@
-"""A run as one validated object: built-in defaults < fastcar.yaml < environment < `--config` < `--set` < flags.
-
-None stands for "what the model prefers"; the pipeline resolves it.
-"""
+"""A run as one validated object: defaults < fastcar.yaml < environment < `--config` < `--set` < flags."""
 
 from __future__ import annotations
 
@@ -100,11 +97,7 @@ SERVICES = re.compile(r"_SERVICE_(HOST|PORT)(_\w+)?=|_PORT_\d+_\w+=|_PORT=\w+://
 
 @dataclass(frozen=True)
 class Setting:
-    """A key of the configuration as help texts, errors and docs show it.
-
-    `kind` is the type of its value on the command line, `values` the words it may be; `allowed` and `default` are
-    texts. With `by_model` the model decides the default.
-    """
+    """A key as help texts, errors and docs show it: `kind` its type on the command line, `values` its words."""
 
     key: str
     flag: str | None
@@ -163,8 +156,6 @@ _LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
 class _Shown(reprlib.Repr):
-    """Representations short enough for an error."""
-
     maxother = maxstring = 80
     maxlong = 40
 
@@ -293,10 +284,9 @@ def load_sources(
     flags: Mapping[str, Any] | None = None,
     below: Sequence[Layer] = (),
 ) -> tuple[RunConfig, dict[str, str]]:
-    """Merge over the defaults `below`, a preset or YAML file, `key=value` overrides and flags (dotted keys).
+    """Merge over the defaults `below`, a preset or YAML file, `key=value` overrides and flags; the later wins.
 
-    The later wins. Also returns the source of each dotted key that is given, as `GivenKey.source` has it. Raises
-    RequestError that names the file, variable, override or flag, its value, and what is allowed.
+    Also returns the source of each key that is given. Raises RequestError that names it, the value and what is allowed.
     """
     layers = [*below, *([] if name is None else [file_layer(name, f"--config {name}")])]
     layers.append([_override(override) for override in overrides])

@@ -1,7 +1,5 @@
-"""The replay threshold: one type, read and written here, with one encoding inside.
-
-A threshold is a float. `+inf` is never exceeded, so it stands for dense decoding (`off` for people,
-null in JSON); `-inf` is exceeded by every finite score.
+"""The replay threshold, a float: `+inf` is never exceeded and stands for dense decoding (`off` for people, null in
+JSON), `-inf` is exceeded by every finite score.
 """
 
 from __future__ import annotations

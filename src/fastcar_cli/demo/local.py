@@ -1,7 +1,6 @@
-"""HTTP of the standard library for one page, on the loopback interface alone, under an address with a secret.
+"""HTTP for one page on the loopback interface, in threads, under an address with a secret.
 
-Handlers run in threads. Other pages that the user's browser shows can't use it: they know neither the secret in the
-address nor may their requests have another Host or Origin.
+Other pages of the user's browser neither know the secret nor may their requests have another Host or Origin.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The server of `fastcar play`: a session that the page steers.
 
-Frames are decoded in the thread that calls `serve`, as long as a page asks for the newest one. A page gets a frame when
-it asks, so a slow one misses frames and none wait for it; several pages steer and see the same session.
+`serve` decodes frames while a page asks for the newest one; a slow page misses frames, and several share a session.
 """
 
 from __future__ import annotations

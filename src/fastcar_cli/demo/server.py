@@ -1,7 +1,4 @@
-"""The server of `fastcar demo`.
-
-Videos are made in the thread that calls `serve`, one at a time, so that Ctrl-C stops one that is being made.
-"""
+"""The server of `fastcar demo`; the thread that calls `serve` makes videos one at a time, and Ctrl-C stops it."""
 
 from __future__ import annotations
 
@@ -48,8 +45,7 @@ class Maker:
     def __call__(self, form: dict[str, str], on_step: Callable[[int, int], None]) -> tuple[dict[str, Any], bytes]:
         """The results of a sweep with this one video, for the player, and the video as MP4.
 
-        `form` has prompt, model, tau, draft and seed as text, an empty seed for any. Raises RequestError for what is
-        refused and RunError for what fails.
+        `form` has prompt, model, tau, draft and seed as text, an empty seed for any. Raises RequestError and RunError.
         """
         prompt, name = form.get("prompt", "").strip(), form.get("model", "")
         if name not in (offered := models()):
@@ -104,7 +100,6 @@ class _Job:
         self.lines: queue.Queue[Line] = queue.Queue()
 
     def progress(self, done: int, total: int) -> None:
-        """Send the finished share. Raises Left."""
         if self.left.is_set():
             raise Left
         self.lines.put({"share": done / total})

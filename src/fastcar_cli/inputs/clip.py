@@ -28,11 +28,10 @@ Pixels = NDArray[np.float32]
 class Wanted:
     """What is to be read for a model.
 
-    `frames` is S, context and prediction together, `context` C; `height` and `width` in pixels; `actions` how many
-    numbers an action has, 0 for none. `start` is the first frame used of the input, `step` the distance to the next.
-    With `whole` all S frames have to be there, otherwise the context will do. With `goal` the last of them comes first
-    (iVideoGPT inference/predict.py, goal conditioning). With `last` the context alone is read unless `whole`, frames
-    are cropped to the model's size, and without `start` the last of them is the input's last frame.
+    `frames` is S, context and prediction together, `context` C; `actions` how many numbers an action has, 0 for none;
+    `start` and `step` choose frames of the input. With `whole` all S frames have to be there, else C will do. With
+    `goal` the last one comes first (iVideoGPT inference/predict.py). With `last` only C frames are read unless `whole`,
+    cropped to the model's size, and without `start` they are the input's last ones.
     """
 
     model: str
@@ -61,11 +60,9 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """A part of an input, ready for a model.
+    """A part of an input: `clip` has float32 frames of the model's size, actions, and the file's name.
 
-    `clip` has frames float32 [S, H, W, 3], or [C, H, W, 3] where the input holds the context alone, actions [S, A]
-    of which the last is never used, and the name of the file without its path; `indices` are its frames in the input,
-    counted from 0, `source_size` is height and width before resizing.
+    `indices` are its frames in the input, from 0; `source_size` is height and width before resizing.
     """
 
     clip: Clip

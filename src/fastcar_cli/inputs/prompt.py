@@ -84,7 +84,6 @@ def text_of(prompt: Prompt, model: str = "the model") -> str:
 
 
 MOST_NOTICES = 20
-"""Maximum number of notices shown."""
 
 OnProgress = Callable[[int, int], None]
 """Receives the work done and the total."""

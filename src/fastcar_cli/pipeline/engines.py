@@ -94,7 +94,6 @@ class _RayEngine(Engine):
     """Tasks on a cluster, the one at `address` or one of this machine's cores, at most `workers` at once."""
 
     def __init__(self, worker: TaskWorker, address: str | None, workers: int | None) -> None:
-        """Connect. Raises RequestError where Ray is not installed or no cluster answers."""
         ray = need("ray", (Key("engine"), " ray"))
         self._ray, self._mine = ray, not ray.is_initialized()
         threads = worker.base.config.runtime.threads or 1
@@ -132,7 +131,6 @@ class _RayEngine(Engine):
         self._in_flight = workers or 2 * room
 
     def __call__(self, tasks: Iterable[Any]) -> Iterator[Any]:
-        """The findings of each task when it ends."""
         ray, queue = self._ray, iter(tasks)
         flying: list[Any] = []
         try:

@@ -194,9 +194,8 @@ class VideoPipeline:
     ) -> Iterator[Frame]:
         """Decode one video a prompt, in batches that fit; frame t of all videos of a batch comes once it is decoded.
 
-        Of a model that continues frames, prompts are `Clip`s (see `clips_of`), and the first frames are those of
-        the prompt as the model's tokenizer gives them back. `on_step(done, total)` reports every position, `on_begin`
-        what comes before, `watch` sees every block. Videos of a batch do not depend on each other.
+        A model that continues frames takes `Clip`s (see `clips_of`), and gives the first frames back through its
+        tokenizer. `on_step(done, total)` reports positions, `on_begin` what comes before, `watch` sees every block.
         """
         if len(prompts) != len(seeds):
             raise ValueError(f"{len(prompts)} prompts, {len(seeds)} seeds")
@@ -245,9 +244,8 @@ class VideoPipeline:
     def __call__(self, prompt: str | list[Prompt], seed: SupportsIndex | None = None) -> Video | list[Video]:
         """Decode one video a prompt, a `str` being one; the first draws from `seed`, the others from the next ones.
 
-        The default seed is that of the configuration, or a random one, which the video's report names. A model that
-        continues frames takes `Clip`s. Raises RequestError for a prompt that the model does not take, and for a seed
-        that is not a number.
+        The default seed is the configuration's, or random and in the report. A model that continues frames takes
+        `Clip`s. Raises RequestError for a prompt that the model does not take, and for a seed that is not a number.
         """
         prompts = [prompt] if isinstance(prompt, str) else prompt
         if not isinstance(prompts, (list, tuple)):

@@ -27,8 +27,6 @@ SMALL_MODEL_THREADS = 2
 """Threads of the native kernels for a bundled model: its products are too short to share among more."""
 
 DRAFT_WINDOW = 16
-"""Default of the draft length."""
-
 PROMPT_TOKENS = 64
 """Assumed tokens of a prompt with its template."""
 
@@ -144,10 +142,7 @@ def segment_of(spec: Spec) -> int:
 
 
 def _check_frames(name: str, spec: Spec, frames: int, rolls: bool) -> None:
-    """Refuse ends within a latent frame, and videos longer than the model has positions for, unless the context rolls.
-
-    Raises RequestError.
-    """
+    """Refuse ends within a latent frame and, unless the context rolls, more frames than positions."""
     context, step = spec.frames_of(spec.layout.context), spec.frame_spec.per_latent
     least, longest = context + step if context else 1, max(spec.longest, frames * rolls)
     allowed = f"{least} to {longest}" if step == 1 else ", ".join(map(str, range(least, longest + 1, step)))

@@ -23,8 +23,7 @@ _PARTS = ("keys", "values", "outputs")
 class PrefillFile:
     """A safetensors file, for `Decode.saved`: written where there is none, else read.
 
-    Its metadata name what decides its numbers: weights and their format, executor, prompts, attention window. Other
-    settings may change. Raises RequestError for a file of another batch, RunError where it can't be written.
+    Its metadata name what decides its numbers. Raises RequestError for a file of another batch, RunError when writing.
     """
 
     def __init__(self, path: Path, decode: Decode, weights: str) -> None:

@@ -50,10 +50,7 @@ class PlaySession:
         self._actions: TextIO | None = None
 
     def restart(self, *, seed: int | None = None, here: bool = False, changes: dict[str, Any] | None = None) -> None:
-        """Save and begin anew, from the first frames or, with `here`, from the newest; keys of the run may change.
-
-        Raises RequestError, and RunError as `save`.
-        """
+        """Save and begin anew, from the first frames or the newest (`here`). Raises RequestError, RunError."""
         pipe = self.pipe.with_config(self.pipe.config.changed(changes)) if changes else self.pipe
         world = pipe.play(np.stack(self.newest) if here else self.first, self.world.seed if seed is None else seed)
         self.save()
@@ -101,10 +98,7 @@ class PlaySession:
         raise AssertionError("names do not end")
 
     def save(self) -> None:
-        """Write the video of the frames so far, where there are new ones; an earlier one of this session is replaced.
-
-        Raises RunError.
-        """
+        """Write the video so far where it has new frames, over an earlier one of this session. Raises RunError."""
         if self.decoded == self._saved:
             return
         recipe, shape = self.world.recipe(self.pipe.checkpoint.identity), self.newest[-1].shape

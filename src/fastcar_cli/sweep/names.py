@@ -1,7 +1,4 @@
-"""Videos by the names that VBench reads: `{prompt}-{index}.mp4` at 8 frames a second, one folder a setting.
-
-VBench takes the suffix of the first file of its folder for that of all, so such a folder holds nothing else.
-"""
+"""Videos by the names that VBench reads, `{prompt}-{index}.mp4` at 8 frames a second, alone in a folder a setting."""
 
 from __future__ import annotations
 
@@ -23,7 +20,6 @@ VBENCH_FPS = 8
 SAMPLES = 5
 """Videos a prompt that VBench takes for most of its dimensions."""
 _LONGEST = 255
-"""Bytes of a file name on common file systems."""
 
 
 def check_names(prompts: Sequence[str], seeds: int, fps: int) -> list[str]:

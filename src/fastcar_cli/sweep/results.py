@@ -1,7 +1,6 @@
 """The document of a sweep folder: cells in the order of its axes, a summary a setting, and the knee.
 
-Everything but `speed`, `decode_s`, `speedup` and `machine` is the same however often a sweep was interrupted and
-wherever its cells were decoded.
+All but times and `machine` are the same however often a sweep was interrupted and wherever its cells were decoded.
 """
 
 from __future__ import annotations
@@ -104,11 +103,10 @@ def _all(cells: Sequence[dict[str, Any]], of: str, key: str) -> list[Any]:
 
 
 def summarise(cells: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[dict[str, Any]]:
-    """One line a setting (tau or ratio, score, window, gate, backend), over all its videos.
+    """One line a setting (tau or ratio, score, window, gate, backend), with means over its videos.
 
-    Means over videos, except: `psnr_db` from the mean squared error over all videos (None: none differs),
-    `decode_s` the mean of the videos' medians, `speedup` the dense videos' time over this time, of the same videos
-    (None where another executor decoded those).
+    But `psnr_db` is of the mean squared error over all videos (None: none differs), and `speedup` the dense videos'
+    time over this time, of the same videos (None where another executor decoded those).
     """
     by_id = {c["id"]: c for c in cells}
     settings: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -174,12 +172,10 @@ def _goodness(line: dict[str, Any], key: str, worst_error: float) -> float:
 
 
 def knees(summary: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[dict[str, Any]]:
-    """Where each curve bends: replay ratio against quality, one curve a window, gate, backend and score.
+    """Where each curve of quality over replay ratio bends, one curve a window, gate, backend and score.
 
-    Both axes are scaled to 0..1 between the dense end and the end of most replay; the knee is the threshold that
-    lies farthest above the straight line between the ends (Kneedle, Satopaa et al. 2011). Replay ratio is used
-    instead of speed because it does not depend on the machine. A curve of fewer than three points, or one that never
-    rises above that line, has none.
+    With both axes scaled to 0..1, the knee lies farthest above the line between dense and most replay (Kneedle, Satopaa
+    et al. 2011); a curve of fewer than three points, or never above that line, has none.
     """
     quality = next((k for k in QUALITY if k in metrics), None)
     if quality is None:

@@ -44,10 +44,9 @@ SWEPT = (
 
 @dataclass(frozen=True)
 class Request:
-    """A sweep as requested, parsed but not yet checked against a model.
+    """A sweep as requested, not yet checked against a model.
 
-    `axes` are those of a `Grid`, where the configuration's own values are not wanted. `record` gives arrays to save
-    with each cell; the fingerprint has its name. `inputs` replace prompts.
+    `axes` are those of a `Grid` that replace the configuration's, `record` gives arrays to save with each cell.
     """
 
     config: RunConfig
@@ -168,9 +167,8 @@ class Session:
     def run(self, store: Store) -> None:
         """Decode what is missing, here or on Ray; every cell is on disk before the next one.
 
-        Timings repeat in rounds over the whole grid: in a round each group decodes its dense cell and then its
-        others, so that a slow minute of the machine affects all of them. The first round finishes every cell, later
-        ones add timings. Raises what a decode or the disk raises, and RequestError where Ray is missing.
+        Each round times every group once, dense cell first, so that a slow minute of the machine affects all of them.
+        Raises what a decode or the disk raises, and RequestError where Ray is missing.
         """
         request, scale = self.request, self.worker.config.video.scale
         with open_engine(self.worker, request.engine, request.address, request.workers) as engine:

@@ -1,12 +1,10 @@
 """A sweep's folder: each finished cell on disk at once and whole, damaged ones found.
 
 DIR/sweep.json          what decides the results (fingerprint), and the axes of all runs so far
-DIR/cells/<id>.mp4      the video
-DIR/cells/<id>.npz      decoded frames of a dense cell, which the others are compared with
-DIR/cells/<id>.tokens.npz   arrays of a `record`
-DIR/cells/<id>.json     everything measured, with hashes of the files above; written last
+DIR/cells/<id>.mp4      the video, <id>.npz a dense cell's frames, <id>.tokens.npz arrays of a `record`
+DIR/cells/<id>.json     everything measured, with hashes of these files; written last
 
-One sweep at a time uses a folder. Shards of the same division may share one, each with a lock of its own.
+One sweep at a time uses a folder; shards of the same division may share one, each with a lock of its own.
 """
 
 from __future__ import annotations
@@ -77,11 +75,7 @@ class _Saved(Foreign):
 
 @dataclass(frozen=True)
 class Finding:
-    """One timed decode of a cell. The first one of a cell has its video and what else its files hold.
-
-    `document` holds `metrics`, `frames`, `fidelity`, `replay`, `drafts`, `fpga`, `kernels` (the executor) and `digest`
-    (of the frames).
-    """
+    """One timed decode of a cell. The first one has its video and the `document` and `arrays` for its files."""
 
     cell: Cell
     run: dict[str, float]

@@ -107,7 +107,6 @@ class Worker:
             yield Finding(cell, run, video, document, self.record(pipe) if self.record else None)
 
     def _measured(self, pipe: VideoPipeline, video: Video, reference: NDArray[np.uint8] | None) -> dict[str, Any]:
-        """The document of a `Finding`."""
         report, images, fpga = video.report, video.frames, video.report["backend"]
         means, frames = (None, None) if reference is None else self.scorer.score(images, reference)
         ratios = {k: report["replay"][k] for k in ("ratio", "eligible_ratio", "by_layer", "by_frame")}
@@ -127,8 +126,7 @@ class Worker:
 def draft_data(pipe: VideoPipeline, report: dict[str, Any]) -> dict[str, Any]:
     """What drafts did: tokens per pass, of the video and of each frame, and accepted drafts by position, [T, h, w].
 
-    A pass belongs to the frame of its first new token. Frames that the prompt holds have 0 and no tokens per pass; all
-    frames of a latent frame have the latent frame's.
+    A pass belongs to the frame of its first new token; frames that the prompt holds have 0 and None.
     """
     decode, (h, w) = pipe.decode, pipe.grid
     assert decode is not None and decode.drafter is not None

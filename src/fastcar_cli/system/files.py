@@ -128,10 +128,7 @@ def _copy_mode(path: Path, temporary: Path) -> None:
 
 
 def publish(temporary: Path, path: Path, *, new: bool) -> Path:
-    """Put a finished file, flushed to the disk, under its name in one step; the name it got.
-
-    With `new` an existing file stays, and the name gets a number; without, the file gets the mode of the old one.
-    """
+    """Flush a finished file and name it: if `new` a free name, else with an old one's mode; returns the name."""
     # Windows flushes files that are open for writing only.
     with temporary.open("r+b" if os.name == "nt" else "rb") as f:
         flush(f.fileno())

@@ -1,8 +1,4 @@
-"""What other packages, such as fastcar_lab, add to fastcar by entry points of three groups.
-
-`fastcar.commands` has Typer programs that become `fastcar NAME`, `fastcar.fpga` functions that `fastcar fpga` calls,
-`fastcar.worlds` a `Recogniser` of worlds whose videos can be judged.
-"""
+"""What other packages, such as fastcar_lab, add by entry points: commands, functions of `fastcar fpga`, worlds."""
 
 from __future__ import annotations
 

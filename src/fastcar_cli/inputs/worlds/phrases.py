@@ -22,7 +22,6 @@ _AFTER_IN = ("from", "and", "then", "while")
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 OUT_OF_PLACE = "~"
 _NEAR = 0.75
-"""Minimum similarity of a suggested word, by difflib."""
 _OBJECT_GROUPS = 3
 """The first groups of attributes are the object's: size, color and shape; motion and background follow."""
 
@@ -31,7 +30,7 @@ _OBJECT_GROUPS = 3
 class PhraseTokenizer:
     """Closed vocabulary: each known phrase is one token, fillers are skipped, the rest is unknown.
 
-    A prompt becomes `<bos>`, padding up to the fixed length, its tokens, `<vi_start>`.
+    Ids are `<bos>`, padding up to the fixed length, the tokens, `<vi_start>`.
     """
 
     vocabulary: Sequence[str]
@@ -102,10 +101,9 @@ class PhraseTokenizer:
         return any(token is not None and token not in self._attributes for token in nexts)
 
     def complete(self, reading: Reading, seed: int) -> Reading:
-        """The reading with a value drawn from the seed for each attribute that the prompt leaves open.
+        """The reading with a value drawn from the seed for each open attribute, if it has any token.
 
-        Attributes of the object go before the prompt's tokens, motion and background after them. A reading without any
-        token stays as it is.
+        Attributes of the object go before the prompt's tokens, motion and background after them.
         """
         rng = random.Random(seed)
         before, after = list[str](), list[str]()

@@ -1,7 +1,4 @@
-"""Where things are in every frame: straight paths, bounces under gravity, and elastic collisions, on a grid of pixels.
-
-The world of `table` is drawn by it, and its model looks ahead by it (`models/bundled/placement_map.py`).
-"""
+"""Where the things of `table` are in every frame: straight paths, bounces and elastic collisions, on a grid."""
 
 from __future__ import annotations
 

@@ -126,10 +126,7 @@ class PlacementTokenizer(PhraseTokenizer):
         around: Mapping[str, str],
         placement: Sequence[Sequence[str]],
     ) -> list[str]:
-        """The tokens with `looks` of each thing and what is `around` where they leave it open, and with a placement.
-
-        Looks come before their thing in one order, places after it, the camera's tokens last.
-        """
+        """The tokens with looks before each thing, a placement after it and what is `around`, where they lack these."""
         out: list[str] = []
         said: list[str] = []
         known, places = iter(looks), iter(placement)
@@ -147,7 +144,7 @@ class PlacementTokenizer(PhraseTokenizer):
         return [*out, *next(places, ())]
 
     def complete(self, reading: Reading, seed: int) -> Reading:
-        """The reading with looks, surroundings and a placement drawn from the seed where the prompt leaves them open.
+        """The reading with open looks, surroundings and a placement drawn from the seed.
 
         A prompt without a placement is read as the nearest with one; one of no token or too many stays as it is.
         """

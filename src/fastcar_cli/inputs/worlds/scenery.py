@@ -45,8 +45,6 @@ class MapSpec:
 
 @dataclass
 class _Thing(Body):
-    """An object of a placement, see `MapSpec`."""
-
     shape: int = 0
     color: int = 0
     material: int = 0

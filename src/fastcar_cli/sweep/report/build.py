@@ -1,7 +1,6 @@
-"""Puts a sweep's results and videos into one page that needs nothing else.
+"""Puts a sweep's results, as JSON, and its videos, as base64, into one page that needs nothing else.
 
-The page has style, scripts and two blocks of JSON filled in: the results, and the videos as base64. All text of the
-results reaches the page through `textContent`, and JSON is written without `<`, so no prompt can become markup.
+All text reaches the page through `textContent`, and JSON is written without `<`, so no prompt can become markup.
 """
 
 from __future__ import annotations
@@ -27,11 +26,10 @@ VIDEO_LIMIT = 32 * 2**20
 
 
 def write_report(folder: Path, video_limit: int = VIDEO_LIMIT) -> Path:
-    """Write `report.html` beside the `results.json` of a sweep's folder; returns its path.
+    """Write `report.html` beside a folder's `results.json`; its path.
 
-    The file replaces an earlier one when it is whole. Videos are embedded up to `video_limit` bytes, in the
-    order of `_by_interest`; the page names how many there are and links the others. Raises RequestError for a folder
-    without results or with damaged ones, RunError where the page can't be written.
+    Videos are embedded in the order of `_by_interest` up to `video_limit` bytes, the others linked. Raises RequestError
+    for missing or damaged results, RunError where the page can't be written.
     """
     results = read_results(folder / "results.json")
     videos, missing = _videos(folder, results, video_limit)
