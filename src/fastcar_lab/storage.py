@@ -30,12 +30,7 @@ def save(
 ) -> None:
     """Write a model folder that `load` reads; weights are stored in `dtype`."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = {
-        "format": FORMAT,
-        "spec": network.spec.to_dict(),
-        "generation": asdict(defaults),
-        "text": dict(text),
-    }
+    config = {"format": FORMAT, "spec": network.spec.to_dict(), "generation": asdict(defaults), "text": dict(text)}
     # A part a line: layouts are many small numbers.
     lines = (f"{json.dumps(key)}: {json.dumps(part)}" for key, part in config.items())
     (folder / "config.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

@@ -33,10 +33,7 @@ def _replay(
 ) -> Replay:
     target = None if ratio is None else Target(ratio, str(options.pop("scope", "global")))
     rule = ReplayRule(Tau((-math.inf,)), target=target, **options)  # type: ignore[arg-type]
-    return Replay(
-        rule, Size(LAYERS, rows * videos, videos, frame, frames * frame, torch.device("cpu")),
-        width=1, dtype=torch.float32,
-    )  # fmt: skip
+    return Replay(rule, Size(LAYERS, rows * videos, videos, frame, frames * frame, width=1))
 
 
 def _feed(replay: Replay, scores: torch.Tensor) -> torch.Tensor:

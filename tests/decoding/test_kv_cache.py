@@ -96,13 +96,13 @@ def test_what_is_not_finite_shows() -> None:
 @pytest.mark.parametrize("frames", [1, 3])
 @pytest.mark.parametrize("kv_dtype", choices.values(choices.KVDtype))
 def test_memory_is_what_the_plan_says(kv_dtype: str, frames: int, window: int | None) -> None:
-    spec = tiny_model().spec
-    rows, prompt, n = 2, 5, spec.tokens_per_frame
-    prompts = PromptRows.of(tiny_model(), [[1] * prompt] * rows, guided=False)
+    model = tiny_model().to(torch.bfloat16)
+    rows, prompt, tokens = 2, 5, frames * model.spec.tokens_per_frame
+    prompts = PromptRows.of(model, [[1] * prompt] * rows, guided=False)
     kind = Int8KVCache if kv_dtype == "int8" else KVCache
-    cache = kind(spec.decoder, prompts, frames * n, n, torch.bfloat16, window, 4)
+    cache = kind(model, prompts, tokens, tokens, window, 4)
     asked = Demand(rows, frames, prompt, window, 4, kv_dtype)
-    assert cache.nbytes == cache_bytes(spec, 2, asked)[0]
+    assert cache.nbytes == cache_bytes(model.spec, 2, asked)[0]
 
 
 def test_an_unknown_kind_is_refused() -> None:

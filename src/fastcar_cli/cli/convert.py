@@ -30,9 +30,7 @@ def convert(
         None, help="Format of an int4 model's depth transformer: int8 or int4. [default: int8 if narrower than 1,024]"
     ),
     calibrate: Path | None = typer.Option(
-        None,
-        metavar="PROMPTS",
-        help="Calibrate the rounding (GPTQ) on the prompts of this file, at most 32.",
+        None, metavar="PROMPTS", help="Calibrate the rounding (GPTQ) on the prompts of this file, at most 32."
     ),
     *,
     flags: Flags,

@@ -53,8 +53,7 @@ Accelerator = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 Format = Annotated[
-    str,
-    typer.Option("--format", help="Output format: table, json, csv or md.", autocompletion=words(FORMATS)),
+    str, typer.Option("--format", help="Output format: table, json, csv or md.", autocompletion=words(FORMATS))
 ]
 """Option of the parameter `form`."""
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")]

@@ -132,12 +132,7 @@ class Conversion:
     """
 
     def __init__(
-        self,
-        source: Source,
-        folder: Path,
-        form: WeightFormat,
-        spec: Spec,
-        calibration: Calibration | None = None,
+        self, source: Source, folder: Path, form: WeightFormat, spec: Spec, calibration: Calibration | None = None
     ) -> None:
         check_folder(folder)
         self._source, self._folder, self._form, self._spec = source, folder, form, spec

@@ -182,22 +182,13 @@ class Batch:
         if not isinstance(prompts, PromptRows):
             prompts = PromptRows.of(model, prompts, settings.sampling.guided, conditions)
         tokens, slack = settings.frames * frame, settings.draft.slack
-        room = settings.held * frame + slack
-        cache = (Int8KVCache if settings.kv_dtype == "int8" else KVCache)(
-            spec.decoder, prompts, tokens + slack, frame, model.dtype, settings.window, settings.sinks, room
-        )
+        kind, room = Int8KVCache if settings.kv_dtype == "int8" else KVCache, settings.held * frame + slack
+        cache = kind(model, prompts, tokens + slack, room, settings.window, settings.sinks)
         replay = None
         if settings.keep_tas or not settings.rule.off:
-            replay = Replay(
-                settings.rule,
-                Size(spec.decoder.layers, prompts.rows, prompts.videos, frame, tokens, model.device),
-                width=spec.decoder.width,
-                dtype=model.dtype,
-                keep_tas=settings.keep_tas,
-                slack=slack,
-                delimiters=spec.layout.delimiters,
-                aligned=prompts.aligned,
-            )
+            shape = spec.decoder.layers, prompts.rows, prompts.videos, frame, tokens, spec.decoder.width
+            size = Size(*shape, slack, spec.layout.delimiters, prompts.aligned, model.dtype, model.device)
+            replay = Replay(settings.rule, size, keep_tas=settings.keep_tas)
         return cls(
             model,
             settings,

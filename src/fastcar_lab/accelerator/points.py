@@ -215,7 +215,6 @@ def write(folder: Path) -> list[Path]:
     write_whole(text, "\n".join(page(rows)) + "\n")
     names = [name for name in rows[0] if name not in ("first_token", "fitted")]
     write_whole(
-        table,
-        csv_of([*names, "fitted"], [[*(_cell(r[name]) for name in names), " ".join(r["fitted"])] for r in rows]),
+        table, csv_of([*names, "fitted"], [[*(_cell(r[name]) for name in names), " ".join(r["fitted"])] for r in rows])
     )
     return [text, table]

@@ -123,7 +123,7 @@ def judge(study: Study) -> Finding:
     verdict = parts[0] if parts[0] == parts[1] else PART
     notes = [
         "Compared is with the dense video under full attention. Time is the emulated U280's at the 7B model's size, "
-        "from these decisions; equal time: the least of the ratios that is as fast as the window.",
+        "from these decisions; equal time: the least of the ratios that is as fast as the window."
     ]
     notes += [
         f"Videos of {frames} frames: {len(study.cells(folder))}, the first {LONG_PROMPTS} prompts at most."

@@ -90,7 +90,7 @@ def judge(study: Study) -> Finding:
     )
     notes = [
         "Errors are against the dense video in full precision. Each error may draw other codes and so another "
-        "video; two of them can't be farther off than videos are apart, so sums are reached from below.",
+        "video; two of them can't be farther off than videos are apart, so sums are reached from below."
     ]
     return Finding(
         NUMBER, TITLE, CLAIM, study.model, verdict, summary, len(dense), len(study.prompts), rows,

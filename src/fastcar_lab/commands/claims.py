@@ -42,8 +42,7 @@ def default_model() -> str:
 def claims(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder of videos, data, plots and page.")],
     model: Annotated[
-        list[str] | None,
-        typer.Option(help="Bundled or hub name, or folder; repeat it. Default: table-dense or mini."),
+        list[str] | None, typer.Option(help="Bundled or hub name, or folder; repeat it. Default: table-dense or mini.")
     ] = None,
     prompts: Annotated[int, typer.Option(help="Prompts, captions never trained on of each kind of scene.", min=1)] = 32,
     prompts_file: Annotated[Path | None, typer.Option(help="File with one prompt a line, in their place.")] = None,

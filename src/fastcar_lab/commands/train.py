@@ -32,8 +32,7 @@ def train(
         Path | None, typer.Option(help="Use this tokenizer.safetensors instead of training one.")
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option(help="Start from the tokenizer and weights of this model: a bundled name or a folder."),
+        str | None, typer.Option(help="Start from the tokenizer and weights of this model: a bundled name or a folder.")
     ] = None,
     tokenizer_steps: Annotated[
         int | None,

@@ -122,10 +122,7 @@ def clips(
         typer.echo(line)
 
 
-def placements(
-    file: Annotated[Path, typer.Argument(help="File to write.")],
-    debug: Debug = False,
-) -> None:
+def placements(file: Annotated[Path, typer.Argument(help="File to write.")], debug: Debug = False) -> None:
     """Generate the placements that a seed selects from for prompts of table, as JSON."""
     from fastcar_lab.worlds.table.placements import write
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fastcar_cli.decoding.inputs import Inputs, Restore, snapshot
 from fastcar_cli.decoding.prompt_rows import PromptRows
-from fastcar_cli.models.decoder import DecoderSpec
+from fastcar_cli.models.network import Network
 
 
 def prompt_mask(
@@ -69,7 +69,7 @@ class Reach:
 
 
 class KVCache:
-    """Keys and values of a batch of videos with this many visual tokens, N = `frame` a frame.
+    """Keys and values of a batch of videos.
 
     k, v: [layers, rows, kv_heads, slots, head_dim].
     aligned: keys of aligned tokens: k, or the ring [layers, rows, kv_heads, N + 1, head_dim], in which index i lies in
@@ -86,18 +86,11 @@ class KVCache:
     older: tuple[Tensor, ...] = ()
 
     def __init__(
-        self,
-        spec: DecoderSpec,
-        prompts: PromptRows,
-        tokens: int,
-        frame: int,
-        dtype: torch.dtype,
-        window: int | None = None,
-        sinks: int = 0,
-        most: int | None = None,
+        self, model: Network, prompts: PromptRows, tokens: int, room: int, window: int | None, sinks: int
     ) -> None:
-        """`most` of the tokens have room at once, see `move`; None: all."""
-        self.window, self.frame, self.padded, self.pad = window, frame, prompts.padded, prompts.pad
+        """`room` of the visual tokens have a place at once, see `move`."""
+        spec, self.frame = model.spec.decoder, model.spec.tokens_per_frame
+        self.window, self.padded, self.pad = window, prompts.padded, prompts.pad
         self.sinks = prompts.lengths.clamp(max=sinks if window else 0)
         self.first_ring_slot = int(self.sinks.max())
         self._padding = bool(self.pad.any())
@@ -106,8 +99,8 @@ class KVCache:
         # The rows of each video, and the column in which the longer of their prompts begins.
         self._own = [(rows, int(self.pad[rows].min())) for rows in map(prompts.rows_of, range(prompts.videos))]
         # The last token is never an input.
-        self._tokens, self.begin = (most or tokens) - 1, 0
-        self._allocate((spec.layers, prompts.rows, spec.kv_heads), spec.head_dim, self._tokens, dtype)
+        self._tokens, self.begin = room - 1, 0
+        self._allocate((spec.layers, prompts.rows, spec.kv_heads), spec.head_dim, self._tokens, model.dtype)
         self.nbytes = sum(tensor.nbytes for tensor in (*self._tensors(), *self.older))
         self._every = torch.arange(tokens - 1, device=self.pad.device)
         self.move(0)

@@ -43,14 +43,22 @@ def max_ratio(
 
 @dataclass(frozen=True)
 class Size:
-    """A batch: `frame` is N, `tokens` T*N; row r belongs to video r % videos; `device` is where scores are."""
+    """A batch: `frame` is N, `tokens` T*N, with `slack` more that drafts may write; row r belongs to video r % videos.
+
+    delimiters: places in a frame. aligned: tokens of frames at the end of the prompts. dtype, device: of MLP outputs.
+    """
 
     layers: int
     rows: int
     videos: int
     frame: int
     tokens: int
-    device: torch.device
+    width: int
+    slack: int = 0
+    delimiters: Sequence[int] = ()
+    aligned: int = 0
+    dtype: torch.dtype = torch.float32
+    device: torch.device | None = None
 
 
 @dataclass(frozen=True)

@@ -90,24 +90,13 @@ class Replay:
     passes: decisions of each pass with several input tokens, bool [count, layers, rows], rejected ones too.
     """
 
-    def __init__(
-        self,
-        rule: ReplayRule,
-        size: Size,
-        *,
-        width: int,
-        dtype: torch.dtype,
-        keep_tas: bool = False,
-        slack: int = 0,
-        delimiters: Sequence[int] = (),
-        aligned: int = 0,
-    ) -> None:
+    def __init__(self, rule: ReplayRule, size: Size, *, keep_tas: bool = False) -> None:
         layers, rows, frame, device = size.layers, size.rows, size.frame, size.device
-        self.rule, self.frame, self._rows, self._aligned = rule, frame, rows, aligned
-        self.first = max(0, frame - aligned, rule.first_frame * frame)
-        self.outputs = torch.zeros(layers, rows, frame, width, dtype=dtype, device=device)
+        self.rule, self.frame, self._rows, self._aligned = rule, frame, rows, size.aligned
+        self.first = max(0, frame - size.aligned, rule.first_frame * frame)
+        self.outputs = torch.zeros(layers, rows, frame, size.width, dtype=size.dtype, device=device)
         self.nbytes = self.outputs.nbytes
-        tokens, dense = torch.arange(size.tokens - 1 + slack), () if rule.replay_delimiters else delimiters
+        tokens, dense = torch.arange(size.tokens - 1 + size.slack), () if rule.replay_delimiters else size.delimiters
         self._gated = (tokens >= self.first) & ~torch.isin(tokens % frame, torch.tensor(dense, dtype=torch.int64))
         self.by_token = torch.zeros(len(tokens), layers, rows, dtype=torch.bool, device=device)
         self.replayed = self.by_token.permute(1, 2, 0)[..., : size.tokens - 1]
@@ -193,12 +182,7 @@ class Replay:
         return scores.unflatten(-1, (2, -1)).mean(-2).repeat(*[1] * (scores.dim() - 1), 2)
 
     def advance(
-        self,
-        inputs: Inputs,
-        accepted: tuple[int, ...] | None,
-        flags: Tensor,
-        scores: Tensor,
-        record: bool = True,
+        self, inputs: Inputs, accepted: tuple[int, ...] | None, flags: Tensor, scores: Tensor, record: bool = True
     ) -> None:
         """Take in a pass: what replayed, bool [layers, rows, count], and the scores float32 of the same shape.
 

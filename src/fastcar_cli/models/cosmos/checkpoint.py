@@ -109,8 +109,7 @@ class CosmosCheckpoint(Released):
             if any((candidate / name).is_file() for name in HALVES):
                 return candidate
         raise RequestError(
-            f"{folder} has no tokenizer beside it",
-            hint=f"copy {TOKENIZER} (encoder.jit, decoder.jit) into {beside[1]}",
+            f"{folder} has no tokenizer beside it", hint=f"copy {TOKENIZER} (encoder.jit, decoder.jit) into {beside[1]}"
         )
 
     def weight_files(self) -> list[Path]:

@@ -79,10 +79,7 @@ def _parts(shape: str, u: Array, v: Array) -> list[tuple[NDArray[np.bool_], floa
     light = (0.45, 0.45, 0.45)
     dark = (0.10, 0.10, 0.12)
     if shape == "ball":
-        return [
-            (u**2 + v**2 < 0.97**2, 1.0, own),
-            ((u + 0.36) ** 2 + (v + 0.36) ** 2 < 0.26**2, 0.55, light),
-        ]
+        return [(u**2 + v**2 < 0.97**2, 1.0, own), ((u + 0.36) ** 2 + (v + 0.36) ** 2 < 0.26**2, 0.55, light)]
     if shape == "box":
         body = (abs(u) < 0.88) & (abs(v) < 0.88)
         return [(body, 1.0, own), (body & (abs(u) < 0.5) & (abs(v) < 0.5), 0.72, own)]
@@ -98,11 +95,7 @@ def _parts(shape: str, u: Array, v: Array) -> list[tuple[NDArray[np.bool_], floa
         cabin = _polygon(u, v, [(-0.8, -0.1), (-0.62, -0.62), (0.12, -0.62), (0.48, -0.1)])
         window = _polygon(u, v, [(-0.6, -0.1), (-0.5, -0.48), (0.04, -0.48), (0.28, -0.1)])
         wheels = ((abs(u) - 0.55) ** 2 + (v - 0.5) ** 2) < 0.29**2
-        return [
-            (body | cabin, 1.0, own),
-            (window, 0.0, (0.80, 0.92, 0.98)),
-            (wheels, 0.0, dark),
-        ]
+        return [(body | cabin, 1.0, own), (window, 0.0, (0.80, 0.92, 0.98)), (wheels, 0.0, dark)]
     if shape == "boat":
         hull = _polygon(u, v, [(-0.98, 0.38), (0.98, 0.38), (0.62, 0.88), (-0.62, 0.88)])
         mast = (abs(u) < 0.07) & (v > -0.96) & (v < 0.4)

@@ -61,12 +61,7 @@ class Pool:
     """
 
     def __init__(
-        self,
-        size: int,
-        a_step: int,
-        seed: int,
-        step: int,
-        encode: Callable[[NDArray[np.uint8]], Tensor] | None = None,
+        self, size: int, a_step: int, seed: int, step: int, encode: Callable[[NDArray[np.uint8]], Tensor] | None = None
     ) -> None:
         self.size, self.a_step, self.seed, self.encode = size, a_step, seed, encode
         self.patches = np.empty((size, FRAMES * _PLACES, _PIXELS), np.uint8)

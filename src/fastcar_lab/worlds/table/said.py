@@ -12,12 +12,7 @@ import numpy as np
 
 from fastcar_lab.worlds.table.scene import COLORS, GROUNDS, LIGHTS, MATERIALS, SHAPES, SIZES, Scene, Thing
 
-LOOKS: dict[str, tuple[str, ...]] = {
-    "color": tuple(COLORS),
-    "shape": SHAPES,
-    "material": MATERIALS,
-    "size": SIZES,
-}
+LOOKS: dict[str, tuple[str, ...]] = {"color": tuple(COLORS), "shape": SHAPES, "material": MATERIALS, "size": SIZES}
 """What an object is, and what it may be."""
 _WAYS = {"left": (-1, 0), "right": (1, 0), "front": (0, 1), "back": (0, -1)}
 _MEETINGS = ("hits", "in_front_of", "behind", "left_of", "right_of")
