@@ -150,8 +150,8 @@ def test_half_precision_and_other_strides_are_read_as_recorded() -> None:
     keys = record()["odd_encoder"]
     assert {k: list(s) for k, s in StoredShapes(file).items()} == {k: about["shape"] for k, about in keys.items()}
     floats = {k: k for k, about in keys.items() if not about["dtype"].startswith("int")}
-    shapes = {k: torch.Size(keys[k]["shape"]) for k in floats}
-    weights = Weights([Component(file.parent, floats, lambda key: True, (file,))], shapes)
+    like = {k: torch.empty(keys[k]["shape"], device="meta") for k in floats}
+    weights = Weights([Component(file.parent, floats, lambda key: True, (file,))], like)
     for key in floats:
         tensor = weights.read(key)
         assert str(tensor.dtype).removeprefix("torch.") == keys[key]["dtype"]

@@ -9,7 +9,7 @@ import torch
 from fastcar_cli.models.cosmos.checkpoint import read_tokenizer_spec, tokenizer_components
 from fastcar_cli.models.cosmos.tokenizer import CausalVideoSpec, CausalVideoTokenizer
 from fastcar_cli.models.cosmos.tokenizer_blocks import LevelSpec
-from fastcar_cli.weights.tensors import fill
+from fastcar_cli.weights.tensors import Weights
 
 TINY = CausalVideoSpec(
     patch=4,
@@ -25,7 +25,7 @@ def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> CausalVideoToken
     with torch.device("meta"):
         tokenizer = CausalVideoTokenizer(read_tokenizer_spec(folder))
     parts = tokenizer_components(folder, "", tokenizer)
-    weights = fill(parts, tokenizer.state_dict(), lambda name: dtype, torch.device("cpu"))
+    weights = Weights(parts, tokenizer.state_dict()).read_all(lambda name: dtype)
     tokenizer.load_state_dict(weights, assign=True)
     return tokenizer.requires_grad_(False)
 

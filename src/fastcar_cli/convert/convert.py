@@ -60,8 +60,7 @@ class Source:
         self.checkpoint = checkpoint
         self.spec = spec if name is None else replace(spec, name=name.partition("@")[0])
         self.network = empty_network(spec)
-        shapes = {name: tensor.shape for name, tensor in self.network.state_dict().items()}
-        self._weights = Weights(checkpoint.components(self.network), shapes, finite=True)
+        self._weights = Weights(checkpoint.components(self.network), self.network.state_dict(), finite=True)
         self.stored = self._weights.read("llm.norm.weight").dtype
         # Bundled models run in float32 on a CPU, others in their published dtype; no CPU runs float16.
         self.floats = torch.float32 if self.stored == torch.float32 else checkpoint.FLOATS

@@ -25,7 +25,7 @@ from fastcar_cli.system.device import out_of_memory
 from fastcar_cli.system.files import require_regular
 from fastcar_cli.system.limits import require_proc
 from fastcar_cli.system.plain_data import WHOLE
-from fastcar_cli.weights.tensors import Component, Progress, fill
+from fastcar_cli.weights.tensors import Component, Progress, Weights
 
 NetworkT = TypeVar("NetworkT", bound=Network)
 
@@ -244,8 +244,8 @@ class Checkpoint(ABC):
         self, network: Network, form: NetworkFormat, device: torch.device, progress: Progress | None
     ) -> dict[str, Tensor]:
         """The tensors of an empty network, with linear layers of the format."""
-        parts, wanted = self.components(network), network.state_dict()
-        weights = fill(parts, wanted, form.float_of, device, progress, form.stored, finite=self.FINITE)
+        stored = Weights(self.components(network), network.state_dict(), progress, finite=self.FINITE)
+        weights = stored.read_all(form.float_of, device, form.stored)
         form.use()
         return weights
 

@@ -87,7 +87,7 @@ class _Bin:
     def reopen(self) -> None:
         self._tensors: dict[str, Tensor] = {}
         try:
-            loaded = self._mapping(torch.load(self.path, map_location="cpu", mmap=True, weights_only=True))
+            loaded = torch.load(self.path, map_location="cpu", mmap=True, weights_only=True)
         except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as e:
             if isinstance(e, pickle.UnpicklingError):
                 named = f": {foreign[1]}" if (foreign := re.search(r"GLOBAL (\S+)", str(e))) else ""
@@ -96,32 +96,21 @@ class _Bin:
                     hint="download the file from the model's own page",
                 ) from None
             raise _damaged(self.path, RuntimeError(re.split(r"\. |\n", str(e))[0])) from None
+        if self.path.suffix == ".pt" and isinstance(loaded, dict):
+            # A training run may save all under "model"; what TransformerEngine leaves is not a tensor.
+            inner = loaded["model"] if isinstance(loaded.get("model"), dict) else loaded
+            loaded = {str(k).removeprefix("model."): t for k, t in inner.items() if "_extra_state" not in str(k)}
         if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
             raise RequestError(f"weights file {self.path} holds no mapping of names to tensors")
         self._tensors = loaded
-
-    def _mapping(self, loaded: Any) -> Any:
-        return loaded
 
     def rows(self, name: str, begin: int, end: int) -> Tensor:
         tensor = self._tensors[name]
         return tensor[begin:end] if tensor.dim() else tensor
 
 
-class _Pt(_Bin):
-    """As `_Bin`, of what a training run saved: tensors and their names may begin with "model", and what
-    TransformerEngine leaves beside them is not a tensor.
-    """
-
-    def _mapping(self, loaded: Any) -> Any:
-        loaded = loaded["model"] if isinstance(loaded, dict) and isinstance(loaded.get("model"), dict) else loaded
-        if not isinstance(loaded, dict):
-            return loaded
-        return {str(k).removeprefix("model."): t for k, t in loaded.items() if "_extra_state" not in str(k)}
-
-
 _File = _Safetensors | _Bin | TorchScriptFile
-_READERS: dict[str, type[_Bin] | type[TorchScriptFile]] = {".bin": _Bin, ".pt": _Pt, ".jit": TorchScriptFile}
+_READERS: dict[str, type[_Bin] | type[TorchScriptFile]] = {".bin": _Bin, ".pt": _Bin, ".jit": TorchScriptFile}
 
 
 def _open(path: Path) -> _File:
@@ -206,13 +195,13 @@ class Weights:
     """The tensors of some components by parameter name, read in any order.
 
     Raises RequestError that names file and key for a damaged file, for a missing or unexpected tensor, and for one
-    whose shape is not that of `shapes`; with `finite` for NaN and infinite values.
+    whose shape is not that of its `like`; with `finite` for NaN and infinite values. `progress` gets the bytes read.
     """
 
     def __init__(
         self,
         components: Sequence[Component],
-        shapes: Mapping[str, torch.Size],
+        like: Mapping[str, Tensor],
         progress: Progress | None = None,
         *,
         finite: bool = False,
@@ -224,13 +213,13 @@ class Weights:
         for component in components:
             files = component.files or tuple(weight_files(component.folder))
             for path in files:
-                self._list(component, path, shapes)
+                self._list(component, path, like)
             for key, name in component.names.items():
                 if name not in self._at:
                     at = files[-1] if len(files) == 1 else component.folder
                     raise RequestError(f"weights file {at} lacks key {key!r}")
 
-    def _list(self, component: Component, path: Path, shapes: Mapping[str, torch.Size]) -> None:
+    def _list(self, component: Component, path: Path, like: Mapping[str, Tensor]) -> None:
         file = _open(path)
         surplus = sorted(k for k in file.shapes if k not in component.names and not component.ignored(k))
         if surplus:
@@ -240,14 +229,19 @@ class Weights:
             name = component.names.get(key)
             if name is None or name in self._at:
                 continue
-            if shape != (needed := tuple(shapes[name])):
+            if shape != (needed := tuple(like[name].shape)):
                 raise RequestError(f"weights file {path}, key {key!r}: shape {list(shape)}, needed {list(needed)}")
             self._at[name] = _Place(path, key, shape)
 
-    @property
-    def names(self) -> list[str]:
-        """Parameter names in the order of the files."""
-        return list(self._at)
+    def read_all(
+        self, dtype: Callable[[str], torch.dtype], device: torch.device | None = None, store: Store | None = None
+    ) -> dict[str, Tensor]:
+        """All parameters on a device, each read in its `dtype`; `store` makes of one what takes its place."""
+        result: dict[str, Tensor] = {}
+        for name in self._at:
+            tensor = self.read(name, dtype(name), device)
+            result |= {name: tensor} if store is None else store(name, tensor)
+        return result
 
     def read(self, name: str, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
         """A parameter in `dtype` (None: as it is stored) on a device."""
@@ -275,29 +269,6 @@ class Weights:
         if self._finite and not bool(torch.isfinite(target).all()):
             raise RequestError(f"weights file {at.path}, key {at.key!r}: holds NaN or infinite values")
         return target
-
-
-def fill(
-    components: Sequence[Component],
-    wanted: Mapping[str, Tensor],
-    dtype: Callable[[str], torch.dtype],
-    device: torch.device,
-    progress: Progress | None = None,
-    store: Store | None = None,
-    *,
-    finite: bool = False,
-) -> dict[str, Tensor]:
-    """Tensors on `device` for the parameter names of the components, checked against `wanted`'s shapes.
-
-    `dtype` is that of each name as it is read, `progress` receives the bytes read so far, `store` says what is stored
-    for a tensor; `finite` refuses NaN and infinite values. Raises as `Weights` does.
-    """
-    weights = Weights(components, {name: like.shape for name, like in wanted.items()}, progress, finite=finite)
-    result: dict[str, Tensor] = {}
-    for name in weights.names:
-        tensor = weights.read(name, dtype(name), device)
-        result |= {name: tensor} if store is None else store(name, tensor)
-    return result
 
 
 def _pieces(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[tuple[int, int]]:

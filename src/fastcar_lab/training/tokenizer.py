@@ -15,7 +15,7 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.models.bundled.checkpoint import BundledCheckpoint
 from fastcar_cli.models.vila_u.network import VideoModel
 from fastcar_cli.models.vila_u.rqvae import RQVAE, RQVAESpec
-from fastcar_cli.weights.tensors import Component, fill
+from fastcar_cli.weights.tensors import Component, Weights
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -76,7 +76,7 @@ class WorldTokenizer(TrainedTokenizer):
         made = cls()  # type: ignore[call-arg]
         wanted = made.encoder.state_dict()
         part = Component(files[0].parent, {name: name for name in wanted}, lambda key: False, files[:1])
-        made.encoder.load_state_dict(fill([part], wanted, lambda name: torch.float32, torch.device("cpu")))
+        made.encoder.load_state_dict(Weights([part], wanted).read_all(lambda name: torch.float32))
         made.rqvae.load_state_dict(network.rqvae.state_dict())
         return made.eval()
 
