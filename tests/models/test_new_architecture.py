@@ -48,7 +48,7 @@ class GreyNetwork(FramesNetwork):
         super().__init__(spec)
         self.tokenizer = torch.nn.Identity()
 
-    def encode(self, frames: Tensor, on_progress: OnProgress | None = None) -> Tensor:
+    def encode(self, frames: Tensor, on_progress: OnProgress | None = None, actions: Tensor | None = None) -> Tensor:
         return (frames[..., 0].float() * LEVELS / 256).long().flatten(1)
 
     def frame_decoder(self, prompts: Tensor) -> GreyFrames:

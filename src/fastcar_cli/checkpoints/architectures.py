@@ -10,9 +10,10 @@ from fastcar_cli.models.checkpoint import Released
 from fastcar_cli.models.cosmos.checkpoint import CosmosCheckpoint
 from fastcar_cli.models.ivideogpt.checkpoint import IVideoGPTCheckpoint
 from fastcar_cli.models.network import Spec
+from fastcar_cli.models.rlvr.checkpoint import RLVRCheckpoint
 from fastcar_cli.models.vila_u.checkpoint import VilaUCheckpoint
 
-ARCHITECTURES: list[type[Released]] = [VilaUCheckpoint, IVideoGPTCheckpoint, CosmosCheckpoint]
+ARCHITECTURES: list[type[Released]] = [VilaUCheckpoint, IVideoGPTCheckpoint, RLVRCheckpoint, CosmosCheckpoint]
 
 
 def released(folder: Path) -> Released | None:

@@ -181,13 +181,15 @@ class Batch:
         spec, frame = model.spec, model.spec.tokens_per_frame
         if not isinstance(prompts, PromptRows):
             prompts = PromptRows.of(model, prompts, settings.sampling.guided, conditions)
-        tokens, slack = settings.frames * frame, settings.draft.slack
+        tokens, slack = settings.frames * frame, settings.draft.slack and settings.draft.slack + spec.layout.together
         kind, room = Int8KVCache if settings.kv_dtype == "int8" else KVCache, settings.held * frame + slack
         cache = kind(model, prompts, tokens + slack, room, settings.window, settings.sinks)
         replay = None
         if settings.keep_tas or not settings.rule.off:
             shape = spec.decoder.layers, prompts.rows, prompts.videos, frame, tokens, spec.decoder.width
-            size = Size(*shape, slack, spec.layout.delimiters, prompts.aligned, model.dtype, model.device)
+            size = Size(
+                *shape, slack, spec.layout.delimiters, prompts.aligned, model.dtype, model.device, spec.layout.opening
+            )
             replay = Replay(settings.rule, size, keep_tas=settings.keep_tas)
         return cls(
             model,
@@ -196,7 +198,7 @@ class Batch:
             Places(model, prompts, tokens, slack),
             cache,
             replay,
-            Draws(model, settings.sampling, uniforms, slack),
+            Draws(model, settings.sampling, uniforms, slack, prompts.conditions),
             backend or TorchBackend(model.llm),
         )
 
@@ -204,6 +206,11 @@ class Batch:
     def frame(self) -> int:
         """N, tokens per frame."""
         return self.model.spec.tokens_per_frame
+
+    @property
+    def most_inputs(self) -> int:
+        """Most input tokens of a video in a pass: a draft's, after given ones."""
+        return self.settings.draft.window + self.model.spec.layout.together
 
     @property
     def rows(self) -> int:

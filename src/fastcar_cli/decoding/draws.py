@@ -21,16 +21,25 @@ class Draws:
     codes: int64 [P, T*N, depth], filled as positions are decoded.
     buffer: memory of `codes`, int64 [P, T*N + slack, depth], where passes write drafts too.
     uniforms: numbers in [0, 1) that fix the draws, shaped as `buffer`.
-    given: codes shaped as `buffer` that are taken where they are not negative; None: all are drawn.
+    given: codes shaped as `buffer` that are taken where they are not negative; None: all are drawn. `conditions` may
+        decide them (`Network.given`).
     done: final positions of each video.
     limit: positions that are decoded before the caller changes something, at most `tokens`.
     known: positions before it have given codes.
+    places: those in a frame of given tokens that a pass takes together.
     keep_logits: whether passes return logits.
     latent: sum of the code vectors of the last drawn position, [P, 1, code_width]; None where it is looked up, as after
         a pass of several tokens.
     """
 
-    def __init__(self, model: Network, settings: SamplingSettings, uniforms: Tensor, slack: int = 0) -> None:
+    def __init__(
+        self,
+        model: Network,
+        settings: SamplingSettings,
+        uniforms: Tensor,
+        slack: int = 0,
+        conditions: Tensor | None = None,
+    ) -> None:
         layout, device = model.spec.layout, model.device
         self._codebooks, self._settings = model.codebooks, settings
         self.tokens = tokens = uniforms.shape[1]
@@ -38,9 +47,11 @@ class Draws:
         self.buffer = torch.zeros(self.uniforms.shape, dtype=torch.int64, device=device)
         self.codes = self.buffer[:, :tokens]
         self.given: Tensor | None = None
-        fixed = torch.tensor([-1 if code is None else code for code in layout.fixed(tokens + slack)], device=device)
+        self._fixed = model.given
+        self.places = set(layout.delimiters if layout.together else ())
+        fixed = model.given(tokens + slack, conditions)
         if bool((fixed >= 0).any()):
-            self.given = fixed[None, :, None].expand_as(self.buffer).contiguous()
+            self.given = fixed[..., None].expand_as(self.buffer).contiguous()
         self.videos = len(self.buffer)
         self.done, self.limit, self.known = [0] * self.videos, tokens, 0
         self.keep_logits = False
@@ -57,6 +68,11 @@ class Draws:
             self.given = torch.full_like(self.buffer, -1)
         self.known = begin + codes.shape[1]
         self.given[:, begin : self.known] = codes.to(self.buffer)
+
+    def refresh(self, conditions: Tensor, begin: int, end: int) -> None:
+        """Take the ids that the conditions give now of positions from `begin` to before `end`."""
+        if self.given is not None:
+            self.given[:, begin:end] = self._fixed(end - begin, conditions, begin)[..., None]
 
     def rewind(self, begin: int) -> None:
         """Decode the final codes from position `begin` on once more."""

@@ -15,6 +15,7 @@ from fastcar_cli.decoding.drafts.drafts import Drafter, DraftSettings
 from fastcar_cli.decoding.drafts.length import DraftWindow
 from fastcar_cli.decoding.executors.executor import Executor
 from fastcar_cli.decoding.executors.select import choose
+from fastcar_cli.decoding.prompt_rows import PromptRows
 from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.errors import RequestError
 from fastcar_cli.system.device import synchronise
@@ -49,6 +50,7 @@ class Decode(Batch):
     _segment: tuple[int, int] = (0, 0)
     _again: int = 0
     _began: float | None = None
+    _prefilled: Tensor | None = None
 
     @property
     def codes(self) -> Tensor:
@@ -137,7 +139,7 @@ class Decode(Batch):
         executor, done = self.start(), self.at
         (begin, end), hidden = self._segment, None
         if done == begin:
-            hidden = self.prefill()
+            self._prefilled = hidden = self.prefill() if self._prefilled is None else self._prefilled
         if self._began is None:
             self._began = time.perf_counter()
         draws.limit = end if self.until is None else min(end, self.until)
@@ -180,6 +182,14 @@ class Decode(Batch):
         """Whether the context is full, so that it rolls before the next position."""
         return self.at == self._segment[1] < self.draws.tokens
 
+    def next_prompts(self) -> PromptRows:
+        """The prompts that a rolled context begins with, where prompts hold frames."""
+        ids = self.model.rolled(torch.cat([self.prompts.ids, self.codes[:, slice(*self._segment), 0]], 1))
+        # Keys of the prefix depend on nothing else and have the same positions.
+        prefix = self.model.spec.layout.prefix or 0
+        reused = prefix if self.settings.window is None and prefix >= self.frame else 0
+        return replace(self.prompts, ids=ids, reused=reused)
+
     @torch.inference_mode()
     def roll(self) -> None:
         """Begin the context again with the last frames.
@@ -188,12 +198,10 @@ class Decode(Batch):
         segment of frames is decoded again, with the codes that it has. Positions count from 0, the replay cache and
         what drafts have learned stay.
         """
-        layout, size, (last, end) = self.model.spec.layout, self.frame, self._segment
+        layout, size, (_, end) = self.model.spec.layout, self.frame, self._segment
         begin = end
         if layout.prompt_frames:
-            seen = torch.cat([self.prompts.ids, self.codes[:, last:end, 0]], 1)
-            ids = torch.cat([seen[:, : layout.prefix], seen[:, -layout.prompt_frames * size :]], 1)
-            self.prompts = replace(self.prompts, ids=ids)
+            self.prompts = self.next_prompts()
         else:
             begin -= overlap(self.settings) * size
             self.draws.rewind(begin)
@@ -201,7 +209,7 @@ class Decode(Batch):
             self.replay.move(begin, decoded=not layout.prompt_frames)
         # What the first prefill reports or saves is not wanted again.
         self.observers.on_prefill = self.observers.on_prompt = None
-        self.draws.latent, self.executor = None, None
+        self.draws.latent, self.executor, self._prefilled = None, None, None
         self.rolls, self._again, self._segment = self.rolls + 1, end, (begin, self._segment_end(begin))
         self.cache.move(begin)
         self.places.move(self.prompts, begin, self._segment[1] - begin)
@@ -217,9 +225,13 @@ class Decode(Batch):
             draft = DraftSettings()
         lockstep = executor.sequential or (replay is not None and replay.controller is not None)
         # Ids of a prompt that holds frames are codes of depth 1.
-        whole = self.prompts.aligned >= self.frame and self.model.spec.frame_spec.depth == 1
+        opening = self.model.spec.layout.opening
+        whole = self.prompts.aligned + opening >= self.frame and self.model.spec.frame_spec.depth == 1
         before = self.prompts.ids[: self.prompts.videos, -self.frame :, None] if whole else None
-        self.drafter = Drafter(self.draws, draft, self.frame, self.model.spec.grid[1], lockstep, before, self.windows)
+        self.drafter = Drafter(
+            *(self.draws, draft, self.frame, self.model.spec.grid[1], lockstep, before, self.windows),
+            together=not executor.sequential,
+        )
         return self.drafter
 
     def drafts_of(self, video: int) -> dict[str, Any]:

@@ -22,6 +22,7 @@ class PromptRows:
     guided: whether each video has two rows.
     aligned: tokens of frames at the end of the prompts.
     conditions: what videos are given beside their prompts, as `Network.added` takes it.
+    reused: the first tokens, whose keys and values the KV cache holds already.
     """
 
     ids: Tensor
@@ -29,6 +30,7 @@ class PromptRows:
     guided: bool
     aligned: int = 0
     conditions: Tensor | None = None
+    reused: int = 0
 
     @classmethod
     def of(

@@ -176,10 +176,11 @@ def _run(decode: Decode, codes: Tensor, shown: list[int], outputs: _Outputs) -> 
     logits = torch.zeros(len(shown), spec.frame_spec.depth, videos, spec.codes)
     hidden = torch.zeros(len(shown), decode.rows, spec.decoder.width)
     for step in decode.steps(codes, keep_logits=True):
-        if step.index in shown:
-            assert step.logits is not None
-            at = shown.index(step.index)
-            logits[at], hidden[at] = step.logits[:, :, 0].float().cpu(), step.hidden[:, 0].float().cpu()
+        assert step.logits is not None
+        for i in range(step.inputs.count):
+            if (index := step.index + i) in shown:
+                at = shown.index(index)
+                logits[at], hidden[at] = step.logits[:, :, i].float().cpu(), step.hidden[:, i].float().cpu()
     pixels = [decode.decode_frame(frame).cpu() for frame in range(codes.shape[1] // spec.tokens_per_frame)]
     frames = [part if part.dim() == 5 else part[:, None] for part in pixels]
     context, replay = decode.context_frames(), decode.replay

@@ -1,10 +1,13 @@
-"""Actions from .npz, .npy, CSV, TSV or JSON files: one row of numbers per frame."""
+"""Actions from .npz, .npy, CSV, TSV or JSON files: one row of numbers per frame.
+
+Of a model whose numbers have names (`Part`), files may hold them by name, as RLDS does, or the bins of a model's ids.
+"""
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fastcar_cli.config.lists import digits
 from fastcar_cli.errors import Key, RequestError, Text
+from fastcar_cli.inputs.prompt import Part
 from fastcar_cli.media.reader import ARRAYS, numbers_in
 from fastcar_cli.system.files import read_text
 from fastcar_cli.system.plain_data import parse_json
@@ -23,45 +27,112 @@ Rows = NDArray[np.float32]
 KEYS = ("action", "actions")
 """Of the actions in an .npz file (the first one is iVideoGPT's) or in a JSON object."""
 
+BINNED = "action_bins"
+"""Of bins 0 to 255 in place of numbers; in a CSV file the names of the columns begin with `bin`."""
+
 _ALLOWED = ".npz, .npy, .csv, .tsv or .json"
 _LIKE_A_NUMBER = re.compile(r"[-+.]?\d|[-+]?(?:nan|inf)", re.I)
 _TABLE = TypeAdapter(list[list[float]], config=ConfigDict(strict=True))
 
 
-def read_actions(path: Path, width: int, wanted: Sequence[int] | None = None) -> Rows:
+def read_actions(path: Path, width: int, wanted: Sequence[int] | None = None, parts: Sequence[Part] = ()) -> Rows:
     """The actions of a clip, float32 [S, width]; without `wanted` all rows of the file.
 
     width: numbers an action has. wanted: which frames of the input make the clip (S of them), in rising order. A file
     of S or S - 1 rows is the clip's own; of a longer one, whose rows are those of the input's frames, the rows `wanted`
-    are taken. The last frame's action may be missing and is zero then. Raises RequestError that says what does not fit.
+    are taken. The last frame's action may be missing and is zero then. `parts` are the names of the numbers. Raises
+    RequestError that says what does not fit.
     """
     if not path.is_file():
         kind = "is a pipe or a device" if path.exists() else "there is no such file"
         raise RequestError("is a folder" if path.is_dir() else kind, key="actions", value=path)
     suffix = path.suffix.lower()
     if suffix in ARRAYS:
-        return actions_in(path, width, wanted, own=False)
+        return actions_in(path, width, wanted, parts, own=False)
     if suffix not in (".csv", ".tsv", ".json"):
         raise RequestError(f"unknown suffix {suffix!r}", key="actions", value=path, allowed=_ALLOWED)
     what = (Key("actions"), f" {path}")
     text = read_text(path, what, "utf-8-sig")
-    table = _json(text, what) if suffix == ".json" else _csv(text, what, len(wanted or ()))
+    if suffix == ".json":
+        table = _json(text, what, parts)
+    else:
+        table = _csv(text, what, len(wanted or ()))
+        table = _centres(table, what, parts) if parts and text.lstrip().lower().startswith("bin") else table
     return _fit(table, what, width, wanted, own=False)
 
 
-def actions_in(path: Path, width: int, wanted: Sequence[int] | None, *, own: bool = True) -> Rows:
+def actions_in(
+    path: Path, width: int, wanted: Sequence[int] | None, parts: Sequence[Part] = (), *, own: bool = True
+) -> Rows:
     """As `read_actions`, from an .npz or .npy file. With `own` it is the input itself: its rows are its frames'."""
-    needed = f"[frames, {width}]"
-    array, what = numbers_in(path, "input" if own else "actions", KEYS, lambda shape: len(shape) == 2, needed)
-    return _fit(array, what, width, wanted, own=own)
+    needed, option = f"[frames, {width}]", "input" if own else "actions"
+    keys = _keys_in(path)
+    if named := [part.name for part in parts if part.name in keys]:
+        found = {name: numbers_in(path, option, (), lambda shape: True, "numbers", name)[0] for name in named}
+        what: Text = (Key(option), f" {path}")
+        table: Sequence[Any] | NDArray[Any] = joined(found, parts, what)
+    else:
+        names = (*KEYS, BINNED) if parts else KEYS
+        table, what = numbers_in(path, option, names, lambda shape: len(shape) == 2, needed)
+        if parts and BINNED in keys and not keys & {*KEYS}:
+            table = _centres(table, what, parts)
+    return _fit(table, what, width, wanted, own=own)
 
 
-def has_actions(path: Path) -> bool:
-    """Whether an input is an .npz file with actions."""
+def _keys_in(path: Path) -> set[str]:
     if path.suffix.lower() != ".npz":
-        return False
-    with np.load(path, allow_pickle=False) as arrays:  # which was read before, for its frames
-        return any(key in arrays for key in KEYS)
+        return set()
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {*arrays}
+    except (OSError, ValueError):
+        return set()  # `numbers_in` says why
+
+
+def has_actions(path: Path, parts: Sequence[Part] = ()) -> bool:
+    """Whether an input is an .npz file with actions."""
+    return not {*KEYS, *(part.name for part in parts), *((BINNED,) if parts else ())}.isdisjoint(_keys_in(path))
+
+
+def joined(named: Mapping[str, Any], parts: Sequence[Part], what: Text) -> NDArray[np.float64]:
+    """Actions by name, arrays [S, n], or [n] of one action, as float64 [S, width] or [width]; one number may be bare.
+
+    Raises RequestError for names that are missing or unknown, and for other shapes.
+    """
+    names = {part.name for part in parts}
+    for said, wrong in (
+        ("has no", [part.name for part in parts if part.name not in named and not part.optional]),
+        ("has an unknown", sorted({*named} - names)),
+    ):
+        if wrong:
+            raise RequestError(f"{said} {wrong[0]!r}", where=what, allowed=", ".join(part.name for part in parts))
+    arrays = dict[str, NDArray[np.float64]]()
+    dimensions = max(np.ndim(value) for value in named.values())
+    for part in parts:
+        if part.name in named:
+            try:
+                array = np.asarray(named[part.name], np.float64)
+            except (TypeError, ValueError):
+                array = np.zeros(0)
+            array = array[..., None] if array.ndim < dimensions and len(part.low) == 1 else array
+            if array.ndim not in (1, 2) or array.shape[-1] != len(part.low):
+                said = f"{part.name!r} has shape {list(array.shape)}, needed: {len(part.low)} numbers a frame"
+                raise RequestError(said, where=what)
+            arrays[part.name] = array
+    shape = next(iter(arrays.values())).shape[:-1]
+    if any(array.shape[:-1] != shape for array in arrays.values()):
+        raise RequestError("has names with unequal numbers of frames", where=what)
+    return np.concatenate([arrays.get(p.name, np.zeros((*shape, len(p.low)))) for p in parts], -1)
+
+
+def _centres(table: Sequence[Any] | NDArray[Any], what: Text, parts: Sequence[Part]) -> list[Any]:
+    """Numbers in the middle of bins 0 to 255; rows of another width unchanged. Raises RequestError for other bins."""
+    low, high = (np.array([n for part in parts for n in getattr(part, end)]) for end in ("low", "high"))
+    rows = [np.asarray(row, np.float64) for row in table]
+    for index, row in enumerate(rows):
+        if not np.isin(row, np.arange(256)).all():
+            raise RequestError(f"row {index} has bins that are not whole numbers from 0 to 255", where=what)
+    return [low + (row + 0.5) / 256 * (high - low) if row.shape == low.shape else row for row in rows]
 
 
 def _csv(text: str, what: Text, frames: int) -> list[list[float]]:
@@ -103,19 +174,33 @@ def _csv(text: str, what: Text, frames: int) -> list[list[float]]:
     return rows
 
 
-def _json(text: str, what: Text) -> list[Any]:
-    """A list with a list of numbers per frame, at the top level or under the key `action`."""
+def _json(text: str, what: Text, parts: Sequence[Part]) -> Any:
+    """A list with a list of numbers per frame, at the top level or under the key `action`; or actions by name, of all
+    frames or a frame, each of which may be under that key too.
+    """
     try:
         data = parse_json(text)
     except ValueError:
         raise RequestError("is not a JSON file", where=what) from None
-    if isinstance(data, dict):
-        data = next((data[k] for k in KEYS if k in data), None)
+    bins = isinstance(data, dict) and bool(parts) and BINNED in data
+    data = data[BINNED] if bins else _inner(data)
+    if isinstance(data, list) and parts:
+        data = [_inner(row) for row in data]
+        if data and all(isinstance(row, dict) for row in data):
+            return [joined(row, parts, (what, f", frame {at}")) for at, row in enumerate(data)]
+    if isinstance(data, dict) and parts:
+        return joined(data, parts, what)
     try:
-        return _TABLE.validate_python(data)
+        table = _TABLE.validate_python(data)
     except ValidationError:
         hint = "such as [[0.1, 0], [0.2, 0]]"
         raise RequestError("is not a list of lists of numbers", where=what, hint=hint) from None
+    return _centres(table, what, parts) if bins else table
+
+
+def _inner(data: Any) -> Any:
+    """What an object has under the key of actions, if any."""
+    return next((data[k] for k in KEYS if k in data), data) if isinstance(data, dict) else data
 
 
 def _fit(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.inputs.actions import Rows, actions_in, has_actions, read_actions
-from fastcar_cli.inputs.prompt import Clip
+from fastcar_cli.inputs.prompt import Clip, Part
 from fastcar_cli.media.reader import Image8, Image8OrFloat, frames_of
 from fastcar_cli.system.files import MOST_TEXT, read_arrays, require_regular, why_unread
 
@@ -28,8 +28,9 @@ Pixels = NDArray[np.float32]
 class Wanted:
     """What is to be read for a model.
 
-    `frames` is S, context and prediction together, `context` C; `actions` how many numbers an action has, 0 for none;
-    `start` and `step` choose frames of the input. With `whole` all S frames have to be there, else C will do. With
+    `frames` is S, context and prediction together, `context` C; `actions` how many numbers an action has, 0 for none,
+    `parts` what they are; `start` and `step` choose frames of the input. With `repeats` an input of one frame stands
+    for the C frames, between which no action is used. With `whole` all S frames have to be there, else C will do. With
     `goal` the last one comes first (iVideoGPT inference/predict.py). With `last` only C frames are read unless `whole`,
     cropped to the model's size, and without `start` they are the input's last ones.
     """
@@ -40,6 +41,8 @@ class Wanted:
     height: int
     width: int
     actions: int = 0
+    parts: tuple[Part, ...] = ()
+    repeats: bool = False
     start: int | None = None
     step: int = 1
     whole: bool = False
@@ -81,11 +84,16 @@ def read_clip(path: Path, wanted: Wanted, actions: Path | None = None, key: str 
         said = f"the model {wanted.model!r} takes no actions"
         raise RequestError(said, key="actions", value=actions, hint="leave them out")
     chosen, size, count = _chosen(path, wanted, key)
+    extra = wanted.context - 1 if wanted.repeats and count == 1 else 0
+    chosen += chosen * extra
     if len(chosen) < wanted.most and (wanted.whole or len(chosen) != wanted.context):
         raise _too_short(path, wanted, count)
     if wanted.goal:
         chosen = chosen[-1:] + chosen[:-1]
-    rows = _actions(path, wanted, actions) if wanted.actions else None
+    rows = None
+    if wanted.actions:
+        rows = _actions(path, replace(wanted, frames=wanted.frames - extra), actions)
+        rows = np.concatenate([rows[:1]] * extra + [rows])
     clip = Clip(np.stack([image for _, image in chosen]), rows, path.absolute().name)
     return Excerpt(clip, tuple(index for index, _ in chosen), size)
 
@@ -142,9 +150,9 @@ def resized(images: NDArray[Any], height: int, width: int) -> NDArray[np.float32
 def _actions(path: Path, wanted: Wanted, actions: Path | None) -> Rows:
     width = wanted.actions
     if actions is not None:
-        return read_actions(actions, width, wanted.indices)
-    if has_actions(path):
-        return actions_in(path, width, wanted.indices)
+        return read_actions(actions, width, wanted.indices, wanted.parts)
+    if has_actions(path, wanted.parts):
+        return actions_in(path, width, wanted.indices, wanted.parts)
     needed = f"{width} numbers for each of {wanted.frames} frames but the last"
     hint = Key("actions"), " FILE (.npz, .npy, .csv, .tsv or .json)"
     raise RequestError(f"the model {wanted.model!r} needs actions: {needed}", hint=hint)

@@ -18,6 +18,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+class Part(NamedTuple):
+    """Numbers of an action that have a name of their own: ranges of each, their unit, and whether zeros stand for them
+    where they are missing.
+    """
+
+    name: str
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    unit: str
+    optional: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Clip:
     """Frames of a video from its first on, and an action a frame.

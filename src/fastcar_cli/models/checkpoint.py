@@ -120,13 +120,15 @@ class Checkpoint(ABC):
 
     `folder` is where it is; of a published checkpoint, which has no files here, its name. `name` is the one of the
     package or the hub that it was opened by, None of a path. `config` is the content of config.json, None where it
-    can't be read.
+    can't be read. `tokenizer` is the folder of a tokenizer that the user names, of formats that have one `APART`.
     """
 
     SPEC: ClassVar[type[Spec]]
     FLOATS: ClassVar[torch.dtype] = torch.float32
     DEPTH: ClassVar[str | None] = None
     FINITE: ClassVar[bool] = False
+    APART: ClassVar[bool] = False
+    tokenizer: Path | None = None
 
     def __init__(self, folder: Path, name: str | None = None, config: Any = None, spec: Spec | None = None) -> None:
         self.folder, self.name, self.config, self._published = folder, name, config, spec
@@ -260,6 +262,11 @@ class Released(Checkpoint):
     DEFAULTS: ClassVar[GenerationDefaults]
     PATTERNS: ClassVar[Sequence[str]]
     OFFLINE: ClassVar[bool] = True
+
+    @staticmethod
+    def companions(name: str) -> Mapping[str, tuple[str, ...]]:
+        """Other repositories that a published model needs, by its short name, and their files."""
+        return {}
 
     @staticmethod
     @abstractmethod

@@ -77,8 +77,10 @@ class ClipReader:
     @torch.inference_mode()
     def _ids(self, clip: Clip, frames: int | None, on_progress: OnProgress | None = None) -> tuple[int, ...]:
         """Ids of the first frames of a clip; None: of all. Frames in floats are not rounded to bytes before."""
-        pixels = torch.from_numpy(np.ascontiguousarray(clip.frames[:frames])).to(self._network.device)
-        return tuple(self._network.encode(pixels[None], on_progress)[0].tolist())
+        device = self._network.device
+        pixels = torch.from_numpy(np.ascontiguousarray(clip.frames[:frames])).to(device)
+        actions = None if clip.actions is None else torch.from_numpy(clip.actions).to(device)[None]
+        return tuple(self._network.encode(pixels[None], on_progress, actions)[0].tolist())
 
     def read(self, prompt: Prompt, on_progress: OnProgress | None = None) -> Reading:
         """The prompt's ids. Raises RequestError for an invalid prompt."""

@@ -5,16 +5,17 @@ What differs between architectures is data, so that the engine never asks for a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor, nn
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.inputs.prompt import OnProgress
+from fastcar_cli.inputs.prompt import OnProgress, Part
 from fastcar_cli.models.decoder import Decoder, DecoderSpec, summed
 from fastcar_cli.models.depth import DepthTransformer
 from fastcar_cli.system.plain_data import WHOLE, Size
@@ -31,12 +32,13 @@ class Layout:
     Attributes:
         stride: N, tokens a frame; the token aligned with token t is t - N. Token 0 is the first after the prompt.
         delimiters: places in a frame (t % N) of tokens that separate frames and are not codes.
-        delimiter: their id; None without delimiters.
+        delimiter: their id; None without delimiters, or where they are not all alike (`Network.given`).
         delimiters_sampled: whether delimiters are sampled as codes are; the one of token 0 never is.
-        prefix: tokens of a prompt before its frames; None: a prompt holds no frames. Token 0 comes a multiple of N
-            tokens after the prefix.
+        prefix: tokens of a prompt before its frames; None: a prompt holds no frames.
         context: frames of the video that a prompt holds; they are shown, not decoded.
         prompt_frames: how many of these lie in the prompt as tokens, after the prefix.
+        held: the number of these tokens; None: N a frame.
+        opening: tokens with which a frame begins that have no aligned token in a prompt.
         guided: whether a video may have an unconditional row beside its conditional one.
 
     """
@@ -48,12 +50,24 @@ class Layout:
     prefix: int | None = None
     context: int = 0
     prompt_frames: int = 0
+    held: int | None = None
+    opening: int = 0
     guided: bool = True
 
     @property
     def prompt(self) -> int | None:
         """Tokens of a prompt; None if they differ between prompts."""
-        return None if self.prefix is None else self.prefix + self.prompt_frames * self.stride
+        return None if self.prefix is None else self.prefix + self.prompt_tokens
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of a prompt after its prefix."""
+        return self.prompt_frames * self.stride if self.held is None else self.held
+
+    @property
+    def together(self) -> int:
+        """Given tokens between the codes of two frames that one pass takes together."""
+        return 0 if self.delimiter is not None else len(self.delimiters)
 
     def aligned(self, prompt: int) -> int:
         """Tokens at the end of a prompt of this length that have the layout of frames."""
@@ -63,6 +77,13 @@ class Layout:
         """By token, its given id; None for sampled tokens."""
         given = (t % self.stride in self.delimiters and not (self.delimiters_sampled and t) for t in range(tokens))
         return [self.delimiter if is_given else None for is_given in given]
+
+
+class Play(NamedTuple):
+    """An action that rests, and the keys of a player: the number of the action that each sets, and what to."""
+
+    rest: tuple[float, ...]
+    keys: Mapping[str, tuple[int, float]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -121,6 +142,26 @@ class Spec(ABC):
     def conditions(self) -> int:
         """Numbers per frame that condition a video besides its prompt, such as actions; 0: none."""
         return 0
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What the numbers of an action are, in their order; empty where it is not known."""
+        return ()
+
+    @property
+    def play(self) -> Play:
+        """How a player steers."""
+        return Play((0.0,) * self.conditions)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether an input of one image stands for all context frames."""
+        return False
+
+    @property
+    def rolls(self) -> bool:
+        """Whether the model's authors roll the context of longer videos, so that this is the default."""
+        return False
 
     @property
     def contexts(self) -> tuple[int, ...]:
@@ -187,7 +228,7 @@ class Spec(ABC):
     def longest(self) -> int:
         """Maximum number of frames by the model's positions, context included."""
         layout = self.layout
-        return layout.context + (self.decoder.max_positions - 1 - (layout.prefix or 0)) // layout.stride
+        return layout.context + (self.decoder.max_positions - 1 - (layout.prompt or 0)) // layout.stride
 
     @abstractmethod
     def network(self) -> Network:
@@ -256,6 +297,16 @@ class Network(nn.Module, ABC):
         """
         return None
 
+    def given(self, tokens: int, conditions: Tensor | None, begin: int = 0) -> Tensor:
+        """Ids of so many tokens from `begin` on that are not drawn, int64 [1 or P, tokens], -1 where they are."""
+        fixed = self.spec.layout.fixed(begin + tokens)[begin:]
+        return torch.tensor([[-1 if code is None else code for code in fixed]], device=self.device)
+
+    def rolled(self, seen: Tensor) -> Tensor:
+        """The prompts [P, L] that come after a context of these ids: its prefix and its last frames."""
+        layout = self.spec.layout
+        return torch.cat([seen[:, : layout.prefix], seen[:, -layout.prompt_tokens :]], 1)
+
     def logits(self, x: Tensor, d: int, past: Any) -> tuple[Tensor, Any]:
         """Logits [B, codes] of depth d, and the `past` of the next depth; x is what `DepthTransformer.step` takes."""
         if self.depth is not None:
@@ -286,6 +337,10 @@ class Network(nn.Module, ABC):
     @abstractmethod
     def frame_decoder(self, prompts: Tensor) -> FrameDecoder:
         """The decoder of frames for videos with these prompts, ids [P, L]."""
+
+    def play_decoder(self, prompts: Tensor) -> FrameDecoder:
+        """As `frame_decoder`, for a video that is steered while it is decoded."""
+        return self.frame_decoder(prompts)
 
     def to_bytes(self, pixels: Tensor) -> Tensor:
         """Pixels in 0..255 as uint8, rounded as the model's authors do."""
@@ -342,8 +397,10 @@ class FramesNetwork(Network):
         return [self.llm.embed_tokens]
 
     @abstractmethod
-    def encode(self, frames: Tensor, on_progress: OnProgress | None = None) -> Tensor:
-        """Ids int64 [P, L] of frames [P, S, H, W, 3], uint8 or float32 in 0..1: a prompt, and after it later frames."""
+    def encode(self, frames: Tensor, on_progress: OnProgress | None = None, actions: Tensor | None = None) -> Tensor:
+        """Ids int64 [P, L] of frames [P, S, H, W, 3], uint8 or float32 in 0..1: a prompt, and after it later frames.
+        Where ids stand for `actions` too, these are float32 [P, S - 1 or more, A].
+        """
 
     def pixels(self) -> Sequence[nn.Module]:
         """See `Network`."""

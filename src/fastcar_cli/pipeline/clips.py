@@ -53,6 +53,8 @@ class ClipFiles:
             height=height,
             width=width,
             actions=spec.conditions,
+            parts=spec.parts,
+            repeats=spec.repeats,
             start=self.use.start,
             step=self.use.step or 1,
             goal=self.use.goal,

@@ -308,9 +308,8 @@ class VideoPipeline:
         decode, readings = begin(self.model, prompts, seeds, self.settings, backend, on_reading)
         decode.observers.watch, decode.observers.on_prefill = watch, on_prefill
         decode.windows = self._windows.setdefault(len(prompts), DraftWindow(self.settings.draft.window))
-        held = decode.prompts.aligned // decode.frame
-        if (wanted := self.spec.layout.prompt_frames) and held != wanted:
-            frames = self.spec.frames_of(held)
+        if self.spec.layout.prompt_frames and decode.prompts.aligned != self.spec.layout.prompt_tokens:
+            frames = self.spec.frames_of(decode.prompts.aligned // decode.frame)
             said = f"the input has {frames} frames, the run continues from {self.context}"
             raise RequestError(said, hint=(Key("context"), f" {frames}"))
         texts = [str(p) for p in prompts]

@@ -86,7 +86,7 @@ class World:
         self._settings = replace(settings, frames=segment + rolls * (segment - self._overlap), segment=segment)
         with torch_defaults(), torch.inference_mode():
             self._decode, self._base = self._tables(list(self.ids)), 0
-            self._decoder = self._network.frame_decoder(self._decode.prompts.ids)
+            self._decoder = self._network.play_decoder(self._decode.prompts.ids)
             shown = self._decoder.context()
             assert shown is not None
             self.context = self._network.to_bytes(shown)[0].cpu().numpy()
@@ -115,15 +115,9 @@ class World:
     def _make_room(self) -> None:
         """Let the next frame have a place: roll the context, or begin new tables. No action is needed for it."""
         if self._frame - self._base == self._settings.frames:
-            layout, size, given = (
-                self.spec.layout,
-                self.spec.tokens_per_frame,
-                self._codes[len(self._codes) - self._overlap :],
-            )
-            ids = list(self.ids)
-            if layout.prompt_frames:
-                seen = [*ids[layout.prefix or 0 :], *torch.cat(self._codes[-layout.prompt_frames :])[:, 0].tolist()]
-                ids = [*ids[: layout.prefix], *seen[-layout.prompt_frames * size :]]
+            given, ids = self._codes[len(self._codes) - self._overlap :], list(self.ids)
+            if self.spec.layout.prompt_frames:
+                ids = self._decode.next_prompts().ids[0].tolist()
             self._decode, self._base = self._tables(ids, given), self._frame - len(given)
         elif self._decode.full:
             self._decode.roll()
@@ -139,6 +133,7 @@ class World:
         decode.prompts.conditions[0, self.spec.layout.context - 1 + frame] = torch.from_numpy(action)
         tokens = decode.places.refresh(decode.prompts, frame, decode.frame)
         decode.start().refresh(tokens)
+        decode.draws.refresh(decode.prompts.conditions, frame * decode.frame, (frame + 1) * decode.frame)
         decode.until = (frame + 1) * decode.frame
         while decode.done < decode.until:
             decode.step()

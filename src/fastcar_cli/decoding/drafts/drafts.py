@@ -10,6 +10,7 @@ difference as the drafts of the next pass (speculative Jacobi decoding, arXiv 24
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -70,14 +71,15 @@ class Drafter:
         lockstep: bool = False,
         before: Tensor | None = None,
         windows: DraftWindow | None = None,
+        together: bool = True,
     ) -> None:
         """Drafts lie in `draws` where they would be final.
 
         frame: N. columns: codes in a row of a frame. lockstep: all videos must be at the same token. before: codes
         int64 [P, N, depth] of the frame before the first, where prompts hold one. windows: what `auto` has learned of
-        earlier videos.
+        earlier videos. together: a pass takes given tokens (`Draws.places`) beside its drafts.
         """
-        self._before = before
+        self._before, self._places, self._known = before, draws.places if together else set[int](), 0
         self._draws, self._frame, self._columns, self._lockstep = draws, frame, columns, lockstep
         self._carry = settings.kind != "frame"
         self.window = settings.window
@@ -102,12 +104,18 @@ class Drafter:
             window, most = self.window, min(most, draws.known - least)
         else:
             window = self.window if self._choice is None else self._choice.choose(partial(self._promising, least))
+        self._known = min(map(self._given_from, draws.done)) if self._places else 0
+        window += self._known
         if window < 2 or not least or (count := min(window, most, draws.limit - least)) < 2:
             return Inputs(first)
         for video, done in enumerate(draws.done):
             self._write(video, done, done + count - 1)
         self._drafts = draws.drawn(Inputs(first, count - 1)).clone()
         return Inputs(first, count)
+
+    def _given_from(self, position: int) -> int:
+        """How many given tokens in a row a pass takes from this position on."""
+        return next(n for n in itertools.count() if (position + n) % self._frame not in self._places)
 
     def _write(self, video: int, begin: int, end: int) -> None:
         """Draft the positions `begin` to `end` - 1 of a video."""
@@ -160,11 +168,15 @@ class Drafter:
             right = (draws.drawn(inputs)[:, :-1] == self._drafts).all(-1)
             if self._accept is not None:
                 right = torch.rand(right.shape, generator=self._chance) < self._accept
+                if draws.given is not None:
+                    right |= (inputs.of(draws.given.transpose(0, 1), shift=1)[:-1, :, 0] >= 0).T.cpu()
             counts = [1 + [*row, False].index(False) for row in right.tolist()]
             if self._lockstep:
                 counts = [min(counts)] * len(counts)
             for video, (t, n) in enumerate(zip(inputs.first, counts, strict=True)):
-                self.drafted[video, t + 1 : t + n] |= record
+                accepted_drafts = slice(t + 1, min(t + n, draws.tokens))
+                drawn = True if draws.given is None else draws.given[video, accepted_drafts, 0].cpu() < 0
+                self.drafted[video, accepted_drafts] |= drawn & record
             self._drawn = [t + 1 + inputs.count for t in inputs.first]
             accepted = tuple([n if t + n <= last else last - t for n, t in zip(counts, inputs.first, strict=True)])
         if record:
@@ -175,10 +187,11 @@ class Drafter:
         """Statistics of a video's drafts, for its JSON document."""
         own = [p for p in self.passes if p.accepted[video]]
         done = sum(p.accepted[video] for p in own)
-        drafted = self.drafted[video, : done - done % self._frame].view(-1, self._frame)
+        drawn = [place for place in range(self._frame) if place not in self._draws.places]
+        drafted = self.drafted[video, : done - done % self._frame].view(-1, self._frame)[:, drawn]
         return {
             "kind": "off" if self.window == 1 else "jacobi" if self._carry else "frame",
-            "window": max((p.taken for p in own), default=1),
+            "window": min(max((p.taken for p in own), default=1), self.window),
             "passes": len(own),
             "tokens_per_pass": done / len(own) if own else None,
             "accepted_by_frame": [float(share) for share in drafted.float().mean(1)],
@@ -186,6 +199,6 @@ class Drafter:
 
     def learn(self, seconds: float) -> None:
         """Take into account what the last pass took."""
-        if self._choice is not None:
+        if self._choice is not None and not self._known:
             last = self.passes[-1]
             self._choice.learn(last.taken, [n for n in last.accepted if n], seconds)

@@ -144,7 +144,8 @@ class HostExecutor(Executor):
 class PromptPart:
     """A prompt, and the rows of each video that has it.
 
-    x: the residual stream [rows, padded, width]. positions: [rows, padded]. cos, sin: [rows, 1, padded, head_dim].
+    x: the residual stream [rows, n, width] of the n tokens that are not reused. positions: [rows, n]. cos, sin: [rows,
+        1, n, head_dim].
     """
 
     videos: list[list[int]]
@@ -162,9 +163,9 @@ def run_prompts(batch: Batch, x: Tensor) -> Tensor:
     """
     llm, padded, parts = batch.model.llm, batch.prompts.padded, list[PromptPart]()
     for videos, own in batch.prompts.apart():
-        positions = own.positions()
+        positions = own.positions()[:, own.reused :]
         cos, sin = (a[:, None] for a in llm.rotary(positions, x.dtype))
-        parts.append(PromptPart(videos, own, x[videos[0], -own.padded :], positions, cos, sin))
+        parts.append(PromptPart(videos, own, x[videos[0], own.reused - own.padded :], positions, cos, sin))
     for layer, block in enumerate(llm.blocks):
         results = zip(*[_run_block(batch, layer, block, part) for part in parts], strict=True)
         keys, values, outputs = (_joined(kind, parts, padded) for kind in results)
@@ -177,17 +178,20 @@ def run_prompts(batch: Batch, x: Tensor) -> Tensor:
 
 def _run_block(batch: Batch, layer: int, block: Block, part: PromptPart) -> list[Tensor]:
     """Keys and values of a prompt, [rows, kv_heads, padded, head_dim], and MLP outputs, [rows, padded, width]."""
-    settings, own, padded = batch.settings, part.prompts, part.prompts.padded
+    settings, own, padded, reused = batch.settings, part.prompts, part.prompts.padded, part.prompts.reused
     results: list[Tensor] = []
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k = rotate(q, part.cos, part.sin), rotate(k, part.cos, part.sin)
+        if reused:
+            old = (cache[layer, part.videos[0], :, :reused] for cache in (batch.cache.k, batch.cache.v))
+            k, v = (torch.cat(both, 2) for both in zip(old, (k, v), strict=True))
         results.extend((k, v))
         attended = []
-        for first in range(0, padded, PREFILL_TOKENS):
+        for first in range(reused, padded, PREFILL_TOKENS):
             last = min(first + PREFILL_TOKENS, padded)
             mask = prompt_mask(own.lengths, padded, settings.window, settings.sinks, first, last)
-            attended.append(attention(q[:, :, first:last], k[:, :, :last], v[:, :, :last], mask))
+            attended.append(attention(q[:, :, first - reused : last - reused], k[:, :, :last], v[:, :, :last], mask))
         return torch.cat(attended, 2)
 
     def mlp(x: Tensor) -> Tensor:

@@ -218,7 +218,11 @@ class NativeExecutor(HostExecutor):
                 most=most,
                 threads=self._threads,
             )
-            for first in range(0, padded, most):
+            if prompts.reused:
+                heads[:, 0, ..., : prompts.reused, :] = torch.stack(
+                    [cached[layer][chosen][:, :, : prompts.reused] for cached in (batch.cache.k, batch.cache.v)]
+                )
+            for first in range(prompts.reused, padded, most):
                 part, places, mask = x[:, first : first + most].contiguous(), None, None
                 last = first + part.shape[1]
                 if settings.window is not None:

@@ -17,8 +17,8 @@ def row_limit(model: Network, settings: DecodeSettings) -> int:
     """Rows that can be decoded at once without giving up the requested executor, or drafts."""
     if model.device.type == "cuda" and settings.executor in ("auto", "graph"):
         return graph.row_limit(model) // settings.draft.fixed
-    # The native kernels bound the input tokens of a pass: rows times draft length.
-    return MOST_ROWS // settings.draft.window
+    # The native kernels bound the input tokens of a pass: rows times draft length, after given tokens.
+    return MOST_ROWS // (settings.draft.window + model.spec.layout.together)
 
 
 def choose(batch: Batch) -> tuple[Executor, str]:
@@ -40,7 +40,7 @@ def choose(batch: Batch) -> tuple[Executor, str]:
     if name == "native" or (name == "auto" and device == "cpu"):
         why = obstacle or native.obstacle(batch.model)
         if why is None:
-            return native.NativeExecutor(batch, batch.settings.draft.window), f"native kernels ({instruction_set()})"
+            return native.NativeExecutor(batch, batch.most_inputs), f"native kernels ({instruction_set()})"
     elif name == "graph" or (name == "auto" and device == "cuda"):
         why = obstacle or graph.obstacle(batch)
         if why is None and name == "auto":

@@ -46,6 +46,7 @@ class Size:
     """A batch: `frame` is N, `tokens` T*N, with `slack` more that drafts may write; row r belongs to video r % videos.
 
     delimiters: places in a frame. aligned: tokens of frames at the end of the prompts. dtype, device: of MLP outputs.
+    opening: see `Layout`.
     """
 
     layers: int
@@ -59,6 +60,7 @@ class Size:
     aligned: int = 0
     dtype: torch.dtype = torch.float32
     device: torch.device | None = None
+    opening: int = 0
 
 
 @dataclass(frozen=True)

@@ -92,8 +92,8 @@ class Replay:
 
     def __init__(self, rule: ReplayRule, size: Size, *, keep_tas: bool = False) -> None:
         layers, rows, frame, device = size.layers, size.rows, size.frame, size.device
-        self.rule, self.frame, self._rows, self._aligned = rule, frame, rows, size.aligned
-        self.first = max(0, frame - size.aligned, rule.first_frame * frame)
+        self.rule, self.frame, self._rows, self._aligned, self._opening = rule, frame, rows, size.aligned, size.opening
+        self.first = max(size.opening, frame - size.aligned, rule.first_frame * frame)
         self.outputs = torch.zeros(layers, rows, frame, size.width, dtype=size.dtype, device=device)
         self.nbytes = self.outputs.nbytes
         tokens, dense = torch.arange(size.tokens - 1 + size.slack), () if rule.replay_delimiters else size.delimiters
@@ -125,9 +125,8 @@ class Replay:
         replays, or follows those of the prompts, which were all computed.
         """
         self.ages.zero_()
-        if decoded:
-            self._thresholds[begin : begin + self.frame] = math.inf
-        else:
+        self._thresholds[begin : begin + (self.frame if decoded else self._opening)] = math.inf
+        if not decoded:
             self.by_token[begin - 1] = False
             if self._tas is not None:
                 self._tas[begin - 1] = math.nan
@@ -141,7 +140,7 @@ class Replay:
 
     def prefill(self, layer: int, outputs: Tensor) -> None:
         """Store MLP outputs [rows, tokens, width] of the prompts' last tokens, up to a frame, at their places."""
-        if count := min(self._aligned, self.frame):
+        if count := min(self._aligned, self.frame - self._opening):
             places = torch.arange(-count, 0, device=outputs.device) % self.frame
             self.outputs[layer, :, places] = outputs[:, -count:]
 

@@ -140,7 +140,7 @@ class Cosmos(FramesNetwork):
         """See `Network`."""
         self.tokenizer.draw_in(dtype)
 
-    def encode(self, frames: Tensor, on_progress: OnProgress | None = None) -> Tensor:
+    def encode(self, frames: Tensor, on_progress: OnProgress | None = None, actions: Tensor | None = None) -> Tensor:
         """See `FramesNetwork`; a model with text begins with a token of its own, the first id after the codes."""
         ids = self.tokenizer.encode(frames, on_progress).flatten(1)
         return F.pad(ids, (self.spec.layout.prefix or 0, 0), value=self.spec.codes)

@@ -7,7 +7,8 @@ and `action_linear` lies beside them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -51,13 +52,46 @@ FAMILIAR = {"mini-actions": 25.0}
 _OLD_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
 
-class IVideoGPTCheckpoint(Released):
+class LlamaCheckpoint(Released):
+    """A LLaMA and a tokenizer of diffusers, as thuml releases them; `parts` are the folders of both."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> Mapping[str, Path]:
+        """The folder of each of `WEIGHTS`."""
+
+    def _files(self, part: str) -> list[Path]:
+        folder, hint = self.parts[part], "only safetensors are read: other files of weights may run code"
+        if other := next((file for file in sorted(folder.glob("*")) if file.suffix in (".bin", ".pt", ".ckpt")), None):
+            hint = f"{other.name} is not read, {hint}"
+        return weight_files(folder, (WEIGHTS[part],), (".safetensors",), hint=f"{hint} when they are opened")
+
+    def weight_files(self) -> list[Path]:
+        """See `Checkpoint`."""
+        return [file for part in WEIGHTS for file in self._files(part)]
+
+    def components(self, network: Network) -> list[Component]:
+        """See `Checkpoint`."""
+        names, files = names_of(network), {part: tuple(self._files(part)) for part in WEIGHTS}
+        for file in files["tokenizer"]:
+            if file.is_file():
+                names["tokenizer"] = _with_old_names(names["tokenizer"], list(StoredShapes(file)))
+        ignored = {"tokenizer": lambda key: False, "transformer": lambda key: key.endswith("rotary_emb.inv_freq")}
+        return [Component(self.parts[part], names[part], ignored[part], files[part]) for part in WEIGHTS]
+
+
+class IVideoGPTCheckpoint(LlamaCheckpoint):
     """A folder of this format."""
 
     SPEC = IVideoGPTSpec
     DEFAULTS = GenerationDefaults(cfg=1.0, temperature=1.0, top_k=100, top_p=1.0, tas="attention", gate="row")
     PATTERNS = ("tokenizer/*.json", "tokenizer/*.safetensors", "transformer/*.json", "transformer/*.safetensors")
     DEPTH = "int8"
+
+    @property
+    def parts(self) -> Mapping[str, Path]:
+        """See `LlamaCheckpoint`."""
+        return {part: self.folder / part for part in WEIGHTS}
 
     @classmethod
     def matches(cls, folder: Path, config: Any) -> bool:
@@ -137,24 +171,6 @@ class IVideoGPTCheckpoint(Released):
             raise RequestError(f"weights file {files[0]} lacks key {key!r}")
         return 0
 
-    def _files(self, part: str) -> list[Path]:
-        hint = "only safetensors are read: other files of weights may run code when they are opened"
-        return weight_files(self.folder / part, (WEIGHTS[part],), (".safetensors",), hint=hint)
-
-    def weight_files(self) -> list[Path]:
-        """See `Checkpoint`."""
-        return [file for part in WEIGHTS for file in self._files(part)]
-
-    def components(self, network: Network) -> list[Component]:
-        """See `Checkpoint`."""
-        assert isinstance(network, IVideoGPT)
-        names, files = names_of(network), {part: tuple(self._files(part)) for part in WEIGHTS}
-        for file in files["tokenizer"]:
-            if file.is_file():
-                names["tokenizer"] = _with_old_names(names["tokenizer"], list(StoredShapes(file)))
-        ignored = {"tokenizer": lambda key: False, "transformer": lambda key: key.endswith("rotary_emb.inv_freq")}
-        return [Component(self.folder / part, names[part], ignored[part], files[part]) for part in WEIGHTS]
-
 
 def _published_frames(folder: Path) -> int | None:
     """Frames of a released model's training, by a folder of its name in the hub's cache, as no file states them; else
@@ -225,9 +241,9 @@ class _Tokenizer(ConditionalConfig):
     segment_length: Size | None = None
 
 
-def names_of(network: IVideoGPT) -> dict[str, dict[str, str]]:
-    """The network's parameters by folder of a checkpoint and name there."""
-    prefix = "llm." if network.spec.actions else ""
+def names_of(network: Network) -> dict[str, dict[str, str]]:
+    """The network's parameters by part of a checkpoint and name there."""
+    prefix = "llm." if isinstance(network, IVideoGPT) and network.spec.actions else ""
     by_folder: dict[str, dict[str, str]] = {part: {} for part in WEIGHTS}
     for name in network.state_dict():
         part, _, rest = name.partition(".")

@@ -104,7 +104,7 @@ class IVideoGPT(FramesNetwork):
         result[:: layout.stride] = self.action_linear(actions).transpose(0, 1)
         return result
 
-    def encode(self, frames: Tensor, on_progress: OnProgress | None = None) -> Tensor:
+    def encode(self, frames: Tensor, on_progress: OnProgress | None = None, actions: Tensor | None = None) -> Tensor:
         """See `FramesNetwork`."""
         return self.tokenizer.tokenize(network_pixels(frames))
 
