@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,8 +32,6 @@ from fastcar_cli.models.depth import Classifier, DepthBlock
 from fastcar_cli.models.network import Projector, Spec
 from fastcar_cli.models.vila_u.network import ModelSpec, PlaceTables, placement_map
 from fastcar_cli.models.weight_format import NetworkFormat, scale_name
-from fastcar_cli.system.files import file_text, write_whole
-from fastcar_cli.system.plain_data import parse_json
 
 MOST_PROMPTS = 32
 _TOKENS = 256  # minimum of visual tokens per prompt, in whole frames
@@ -104,26 +101,19 @@ class Walk:
     """
 
     def __init__(
-        self, form: NetworkFormat, spec: ModelSpec, read: Read, rows: Sequence[Sequence[int]], codes: Tensor
+        self,
+        form: NetworkFormat,
+        spec: ModelSpec,
+        read: Read,
+        rows: Sequence[Sequence[int]],
+        codes: Tensor,
+        states: Tensor | None = None,
     ) -> None:
+        """`states`: all of an earlier run, one row after another."""
         self._form, self._spec, self._read, self._rows, self._codes = form, spec, read, rows, codes
-        self._states: list[Tensor] = []
+        lengths = [len(row) + codes.shape[1] - 1 for row in rows]
+        self.states = [] if states is None else list(states.split(lengths))
         self._rotary = Rotary(spec.decoder)
-
-    def states(self) -> dict[str, Tensor]:
-        """All states, for saving."""
-        return {"states": torch.cat(self._states)}
-
-    def restore(self, file: Path) -> None:
-        """Restore saved states. Raises RequestError if they are damaged or missing."""
-        fed = self._codes.shape[1] - 1
-        try:
-            kept = load_file(str(file))["states"]
-            self._states = list(kept.split([len(row) + fed for row in self._rows]))
-        except (OSError, SafetensorError, KeyError, RuntimeError) as e:
-            raise RequestError(
-                f"{file}: the calibration saved there can't be read: {e}", hint=f"delete {file.parent}"
-            ) from None
 
     @torch.no_grad()
     def round(self, names: Sequence[str]) -> Iterator[Rounded]:
@@ -188,7 +178,7 @@ class Walk:
             visual = [x + added for x, added in zip(visual, vectors, strict=True)]
         table = self._read("llm.embed_tokens.weight")
         texts = [table[torch.tensor(row)].float() for row in self._rows]
-        self._states = [torch.cat([text, visual[r % len(visual)]]) for r, text in enumerate(texts)]
+        self.states = [torch.cat([text, visual[r % len(visual)]]) for r, text in enumerate(texts)]
 
     def _block(self, prefix: str) -> Iterator[Rounded]:
         block = Block(self._spec.decoder)
@@ -196,13 +186,13 @@ class Walk:
         run = partial(_through, block, self._rotary)
         turns = [[f"self_attn.{part}_proj" for part in "qkv"], ["self_attn.o_proj"]]
         turns += [["mlp.gate_proj", "mlp.up_proj"], ["mlp.down_proj"]]
-        yield from self._turns(prefix, block, turns, run, self._states)
-        self._states = [run(x) for x in self._states]
+        yield from self._turns(prefix, block, turns, run, self.states)
+        self.states = [run(x) for x in self.states]
 
     def _depth(self) -> Iterator[Rounded]:
         spec, tokens = self._spec.depth, self._codes.shape[1]
         norm = self._loaded(RMSNorm(self._spec.decoder.width, self._spec.decoder.rms_eps), "llm.norm.")
-        hidden = torch.cat([norm(x[-tokens:]) for x in self._states])
+        hidden = torch.cat([norm(x[-tokens:]) for x in self.states])
         sums = self._vectors()[:, :, :-1].flatten(0, 1)
         chosen = torch.arange(0, len(hidden), -(-len(hidden) // _POSITIONS))
         hidden, sums = hidden[chosen], sums[chosen % len(sums)]
@@ -250,13 +240,10 @@ def _gram(linear: nn.Linear, run: Callable[[Tensor], Tensor], batches: Sequence[
     return gram
 
 
-def drawn_once(file: Path, draw: Callable[[], Tensor]) -> Tensor:
-    """Codes read from a file, or computed and saved there."""
-    if file.is_file():
-        try:
-            return torch.tensor(parse_json(file_text(file)), dtype=torch.int64)
-        except (OSError, ValueError, TypeError, RuntimeError) as e:
-            raise RequestError(f"{file} can't be read: {e}", hint=f"delete {file.parent}") from None
-    codes = draw()
-    write_whole(file, json.dumps(codes.tolist()))
-    return codes
+def saved(file: Path, name: str) -> Tensor:
+    """What an earlier run saved of its calibration. Raises RequestError for a missing or damaged file."""
+    try:
+        return load_file(str(file))[name]
+    except (OSError, SafetensorError, KeyError) as e:
+        said = f"{file}: the calibration saved there can't be read: {e}"
+        raise RequestError(said, hint=f"delete {file.parent}") from None

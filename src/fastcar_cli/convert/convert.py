@@ -23,7 +23,7 @@ from torch import Tensor
 from fastcar_cli.checkpoints.converted import UNFINISHED, Converted, ConvertedCheckpoint, names_of, working_folder
 from fastcar_cli.checkpoints.memory_plan import gib
 from fastcar_cli.checkpoints.open import open_model
-from fastcar_cli.convert.calibrate import Calibration, Walk, drawn_once
+from fastcar_cli.convert.calibrate import Calibration, Walk, saved
 from fastcar_cli.errors import Key, RequestError, RunError
 from fastcar_cli.models.checkpoint import empty_network
 from fastcar_cli.models.network import Spec
@@ -33,7 +33,7 @@ from fastcar_cli.system.files import file_text, locked, write_whole
 from fastcar_cli.weights.formats import GROUP
 from fastcar_cli.weights.tensors import Weights, write_safetensors
 
-_LOCK, _PLAIN, _CODES, _STATES = ".lock", ".plain", ".codes.json", ".states"
+_LOCK, _PLAIN, _CODES, _STATES = ".lock", ".plain", ".codes", ".states"
 _MARGIN = 2**20  # upper bound for the bytes of a folder besides weights
 _NARROW = 1024
 """Narrower depth transformers of int4 models stay in int8: they are small and lose most (VILA-U's width is 2560)."""
@@ -192,7 +192,7 @@ class Conversion:
                     read += self._bytes_before([name])
                     on_progress("converting", read, total)
                 if walk is not None:
-                    _write(working / f"{_STATES}-{shard}", walk.states())
+                    _write(working / f"{_STATES}-{shard}", {"states": torch.cat(walk.states)})
                 _write(working / shard, tensors)
                 for file in working.glob(f"{_STATES}-*"):
                     if file.name != f"{_STATES}-{shard}":
@@ -224,22 +224,17 @@ class Conversion:
         calibration, plain, spec = self._calibration, working / _PLAIN, self._spec
         assert isinstance(spec, ModelSpec)
 
-        def draw() -> Tensor:
+        codes = working / _CODES
+        if not codes.is_file():
             if not plain.exists():
                 on_shard = partial(on_progress, "rounding plainly")
-                Conversion(self._source, plain, self._form, self._spec).run(
-                    lambda _, done, total: on_shard(done, total)
-                )
-            return calibration.draw(plain, spec, partial(on_progress, "drawing videos"))
-
-        codes = drawn_once(working / _CODES, draw)
+                Conversion(self._source, plain, self._form, self._spec).run(lambda _, *done: on_shard(*done))
+            _write(codes, {"codes": calibration.draw(plain, spec, partial(on_progress, "drawing videos"))})
         # The sampling model has reference cycles; while it lives, its mapped files take room on the disk.
         gc.collect()
         shutil.rmtree(plain, ignore_errors=True)
-        walk = Walk(self._kept_as, spec, self._read, self._rows, codes)
-        if done:
-            walk.restore(working / f"{_STATES}-{done[-1]}")
-        return walk
+        states = saved(working / f"{_STATES}-{done[-1]}", "states") if done else None
+        return Walk(self._kept_as, spec, self._read, self._rows, saved(codes, "codes"), states)
 
     def _begin(self, working: Path) -> None:
         """Make the working folder, or check that it belongs to this conversion."""

@@ -169,6 +169,7 @@ def weight_files(
 
 _SAFETENSORS_TYPES = {
     torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8", torch.uint8: "U8",
+    torch.int64: "I64",
 }  # fmt: skip
 
 
