@@ -20,8 +20,7 @@ class Key:
     name: str
 
 
-Text = str | Key | tuple["Text", ...]
-"""A text that may name parameters."""
+Text = str | Key | tuple["Text", ...]  # a text that may name parameters
 
 
 class FastcarError(Exception):

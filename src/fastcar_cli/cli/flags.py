@@ -22,8 +22,7 @@ READ = ("prompts_file", "inputs", "actions", "text_embedding", "from_", "continu
 WRITTEN = ("output", "report", "report_to", "trace_to", "save", "keep_prefill")
 """Parameters with files to read, and others in which `~` is the user's home."""
 
-OTHERS = {"overrides": "--set", "ratio": "--replay"}
-"""Flags of parameters that are not configuration keys."""
+OTHERS = {"overrides": "--set", "ratio": "--replay"}  # flags of parameters that are not configuration keys
 
 
 def flag_of(parameter: str, flags: Collection[str]) -> str | None:

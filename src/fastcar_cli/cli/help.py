@@ -22,8 +22,7 @@ GROUPS = {
 
 GROUP_OF = {flag: group for group, flags in GROUPS.items() for flag in flags.split()}
 
-FEW = 7
-"""Commands with at most this many options have no groups."""
+FEW = 7  # commands with at most this many options have no groups
 
 EXAMPLES = {
     "": """fastcar generate "a red ball rolling to the right on the grass" --tau -2 -o ball.mp4

@@ -14,8 +14,7 @@ from fastcar_cli.checkpoints.names import BUNDLED, REPOSITORIES
 from fastcar_cli.config.presets import fpga_presets, presets
 from fastcar_cli.config.run_config import Setting, settings
 
-Complete = Callable[[str], list[str]]
-"""Returns the values that begin with the typed text."""
+Complete = Callable[[str], list[str]]  # returns the values that begin with the typed text
 
 
 def words(allowed: Callable[[], Collection[str]] | Collection[str]) -> Complete:
@@ -135,8 +134,7 @@ class GenerateOptions(VideoOptions):
         return self.from_ or self.continued
 
 
-Flags = dict[str, Any]
-"""Values of the given options, by configuration key."""
+Flags = dict[str, Any]  # values of the given options, by configuration key
 
 
 def _option_of(setting: Setting, hidden: bool) -> Any:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from fastcar_cli.pipeline.session import PlaySession
 
 ARROWS = {"\x1b[A": "w", "\x1b[B": "s", "\x1b[C": "d", "\x1b[D": "a"}
-WAYS = {"w": (1, -1), "s": (1, 1), "a": (0, -1), "d": (0, 1)}
-"""Which number of an action a key changes, and which way."""
+WAYS = {"w": (1, -1), "s": (1, 1), "a": (0, -1), "d": (0, 1)}  # which number of an action a key changes, and which way
 KEY = re.compile(r"\x1b\[[A-D]|\x1bO[A-D]|.", re.S)
 
 

@@ -9,8 +9,7 @@ from typing import TypeVar
 
 from fastcar_cli.errors import RequestError
 
-MOST = 1_000_000
-"""Maximum videos of a list, and cells of a sweep."""
+MOST = 1_000_000  # maximum videos of a list, and cells of a sweep
 
 T = TypeVar("T")
 

@@ -249,8 +249,7 @@ class GivenKey:
     source: str
 
 
-Layer = list[GivenKey]
-"""Values from one source; a later layer overrides earlier ones."""
+Layer = list[GivenKey]  # values from one source; a later layer overrides earlier ones
 
 
 def file_layer(name: str, source: str) -> Layer:

@@ -83,5 +83,4 @@ class Tau:
         return ",".join(map(_printed, dict.fromkeys(self.values) if len(set(self.values)) == 1 else self.values))
 
 
-OFF = Tau()
-"""Dense decoding."""
+OFF = Tau()  # dense decoding

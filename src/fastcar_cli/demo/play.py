@@ -25,10 +25,8 @@ from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.pipeline.session import PlaySession
 from fastcar_cli.sweep.report.build import asset, page
 
-AWAY = 3.0
-"""Seconds without a question after which no page is open: the session waits, and is saved."""
-ANSWER = 1.0
-"""Seconds after which a page gets the frame that it has, so that it knows that the server is there."""
+AWAY = 3.0  # seconds without a question after which no page is open: the session waits, and is saved
+ANSWER = 1.0  # seconds after which a page gets the frame that it has, so that it knows that the server is there
 ORDERS = ("pause", "play", "step", "reset", "change")
 
 

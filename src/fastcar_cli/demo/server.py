@@ -26,8 +26,7 @@ from fastcar_cli.system.device import out_of_memory
 Make = Callable[[dict[str, str], Callable[[int, int], None]], tuple[dict[str, Any], bytes]]
 Line = dict[str, Any]
 
-SHOWN_SIDE = 256
-"""Approximate side of enlarged frames in pixels."""
+SHOWN_SIDE = 256  # approximate side of enlarged frames in pixels
 
 
 def models() -> list[str]:

@@ -24,11 +24,8 @@ from fastcar_cli.system.plain_data import parse_json
 
 Rows = NDArray[np.float32]
 
-KEYS = ("action", "actions")
-"""Of the actions in an .npz file (the first one is iVideoGPT's) or in a JSON object."""
-
-BINNED = "action_bins"
-"""Of bins 0 to 255 in place of numbers; in a CSV file the names of the columns begin with `bin`."""
+KEYS = ("action", "actions")  # of the actions in an .npz file (the first one is iVideoGPT's) or in a JSON object
+BINNED = "action_bins"  # of bins 0 to 255 in place of numbers; in a CSV file the names of the columns begin with `bin`
 
 _ALLOWED = ".npz, .npy, .csv, .tsv or .json"
 _LIKE_A_NUMBER = re.compile(r"[-+.]?\d|[-+]?(?:nan|inf)", re.I)

@@ -20,8 +20,7 @@ from fastcar_cli.inputs.prompt import Clip, Part
 from fastcar_cli.media.reader import Image8, Image8OrFloat, frames_of
 from fastcar_cli.system.files import MOST_TEXT, read_arrays, require_regular, why_unread
 
-Pixels = NDArray[np.float32]
-"""Of a frame, float32 [H, W, 3] in 0 .. 1."""
+Pixels = NDArray[np.float32]  # of a frame, float32 [H, W, 3] in 0 .. 1
 
 
 @dataclass(frozen=True)
@@ -173,8 +172,7 @@ def _too_short(path: Path, wanted: Wanted, count: int) -> RequestError:
     return RequestError(f"has {count} frame{'s' * (count != 1)}, needed: {need}", key="input", value=path, hint=hint)
 
 
-WORDS = 512
-"""Rows of a text embedding, padding included."""
+WORDS = 512  # rows of a text embedding, padding included
 
 
 def read_embedding(path: Path) -> NDArray[np.float32]:

@@ -84,8 +84,7 @@ def _check_actions(name: str, actions: NDArray[np.float32] | None) -> None:
         raise RequestError(f"{name}: actions hold NaN or infinite values")
 
 
-Prompt = str | Clip | TokenisedClip
-"""A text, or the frames and actions for a model to continue."""
+Prompt = str | Clip | TokenisedClip  # a text, or the frames and actions for a model to continue
 
 
 def text_of(prompt: Prompt, model: str = "the model") -> str:
@@ -97,8 +96,7 @@ def text_of(prompt: Prompt, model: str = "the model") -> str:
 
 MOST_NOTICES = 20
 
-OnProgress = Callable[[int, int], None]
-"""Receives the work done and the total."""
+OnProgress = Callable[[int, int], None]  # receives the work done and the total
 
 
 @dataclass(frozen=True)

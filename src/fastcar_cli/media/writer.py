@@ -104,8 +104,7 @@ class Writer:
     width: int = field(default=0, init=False)
     height: int = field(default=0, init=False)
     _done: bool = field(default=False, init=False)
-    _divisor: ClassVar[int] = 1
-    """Sides of a frame are cropped to multiples of this."""
+    _divisor: ClassVar[int] = 1  # sides of a frame are cropped to multiples of this
 
     def __post_init__(self) -> None:
         with self._guard():

@@ -30,8 +30,7 @@ from fastcar_cli.weights.tensors import Component, Progress, Weights
 NetworkT = TypeVar("NetworkT", bound=Network)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-LOADABLE = (*DTYPES, "int8")
-"""Weight formats for loading a model in floats."""
+LOADABLE = (*DTYPES, "int8")  # weight formats for loading a model in floats
 
 _IDENTIFYING = (".safetensors", ".bin", ".json", ".model")
 

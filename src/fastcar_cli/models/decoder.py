@@ -258,12 +258,10 @@ class MLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-KV = tuple[Tensor, Tensor]
-"""Keys and values, each [rows, kv_heads, S, d]."""
+KV = tuple[Tensor, Tensor]  # keys and values, each [rows, kv_heads, S, d]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q [rows, heads, S, d] and k, v [rows, kv_heads, S, d] before rotation to the heads' outputs [rows, heads, S, d]."""
-Branch = Callable[[Tensor], Tensor]
-"""The MLP branch's addition to the residual stream, both [rows, S, width]."""
+Branch = Callable[[Tensor], Tensor]  # the MLP branch's addition to the residual stream, both [rows, S, width]
 
 
 class Block(nn.Module):

@@ -380,8 +380,7 @@ class Network(nn.Module, ABC):
 class FramesNetwork(Network):
     """A network that continues frames: a position has one code, an id of the decoder's own table."""
 
-    tokenizer: nn.Module
-    """Frames to ids, and ids to frames."""
+    tokenizer: nn.Module  # frames to ids, and ids to frames
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()

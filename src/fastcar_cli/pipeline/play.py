@@ -27,11 +27,8 @@ from fastcar_cli.system.device import torch_defaults
 if TYPE_CHECKING:
     from fastcar_cli.models.checkpoint import Identity, LoadedModel
 
-ROOM = 128
-"""Decoded frames, about, that the tables of a session have room for; then it begins new ones."""
-
-REACH = {"mini-actions": 8.0}
-"""The largest number of an action either way, of models where it is known."""
+ROOM = 128  # decoded frames, about, that the tables of a session have room for; then it begins new ones
+REACH = {"mini-actions": 8.0}  # the largest number of an action either way, of models where it is known
 
 
 class Ahead(NamedTuple):

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from fastcar_cli.pipeline.pipeline import VideoPipeline
     from fastcar_cli.pipeline.play import World
 
-IN_MEMORY = 2**26
-"""Bytes of frames that wait in memory for the video; more wait in a temporary file."""
+IN_MEMORY = 2**26  # bytes of frames that wait in memory for the video; more wait in a temporary file
 
 
 class PlaySession:

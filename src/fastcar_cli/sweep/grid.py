@@ -84,8 +84,7 @@ class Cell:
 
 _CELL = TypeAdapter(Cell)
 
-Group = tuple[Cell, ...]
-"""A dense cell followed by the cells to compare with it: the unit of work of one worker."""
+Group = tuple[Cell, ...]  # a dense cell followed by the cells to compare with it: the unit of work of one worker
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from fastcar_cli.sweep.store import Store
 from fastcar_cli.system.signals import uninterrupted
 
 VBENCH_FPS = 8
-SAMPLES = 5
-"""Videos a prompt that VBench takes for most of its dimensions."""
+SAMPLES = 5  # videos a prompt that VBench takes for most of its dimensions
 _LONGEST = 255
 
 

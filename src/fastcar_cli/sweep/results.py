@@ -25,10 +25,8 @@ from fastcar_cli.sweep.store import Store
 from fastcar_cli.system.extras import need
 from fastcar_cli.system.files import csv_of, write_whole
 
-QUALITY = ("ssim", "ms_ssim", "psnr_db", "lpips", "temporal")
-"""Metrics for the knee; the first measured one counts."""
-SETTING = ("tau", "ratio", "score", "window", "gate", "backend", "draft")
-"""Keys of a line of the summary."""
+QUALITY = ("ssim", "ms_ssim", "psnr_db", "lpips", "temporal")  # metrics for the knee; the first measured one counts
+SETTING = ("tau", "ratio", "score", "window", "gate", "backend", "draft")  # keys of a line of the summary
 PARQUET = "results.parquet"
 _WORSE_IS_MORE = ("lpips", "temporal")
 

@@ -48,8 +48,7 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-_FOLDERS: set[Path] = set()
-"""Folders with hidden files of this process."""
+_FOLDERS: set[Path] = set()  # folders with hidden files of this process
 
 
 @atexit.register
@@ -266,8 +265,7 @@ def why_unread(error: Exception) -> str:
 _KINDS = ((b"PK\x03\x04", ".npz"), (b"\x93NUMPY", ".npy"), (b"GIF8", ".gif"), (b"{", ".json"), (b"[", ".json"))
 """First bytes of the kinds of files that are known by their suffix."""
 
-COPIES: dict[str, str] = {}
-"""Copies of pipes by their path, with the name that the user gave."""
+COPIES: dict[str, str] = {}  # copies of pipes by their path, with the name that the user gave
 
 
 @cache

@@ -15,10 +15,8 @@ from fastcar_cli.system.files import file_text, reason_of
 _MOST = 2**31 - 1
 
 Flag = StrictBool
-Size = Annotated[int, Field(strict=True, ge=1, le=_MOST)]
-"""How many or how wide: at least 1."""
-Count = Annotated[int, Field(strict=True, ge=0, le=_MOST)]
-"""How many: none, or more."""
+Size = Annotated[int, Field(strict=True, ge=1, le=_MOST)]  # how many or how wide: at least 1
+Count = Annotated[int, Field(strict=True, ge=0, le=_MOST)]  # how many: none, or more
 Layers = Annotated[int, Field(strict=True, ge=1, le=1024)]
 """How many parts in sequence: at least 1, and not so many that they take minutes to build."""
 MaybeLayers = Annotated[int, Field(strict=True, ge=0, le=1024)]
@@ -38,8 +36,7 @@ class Foreign(BaseModel):
         return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data
 
 
-WHOLE = ConfigDict(extra="forbid")
-"""Of a dataclass that takes no other keys than its own."""
+WHOLE = ConfigDict(extra="forbid")  # of a dataclass that takes no other keys than its own
 
 T = TypeVar("T")
 

@@ -35,10 +35,8 @@ class Executor(ABC):
     """Decodes a batch in inference mode: `prefill`, `draw` of position 0, then `advance` and `step` in turn."""
 
     name: str
-    most_inputs = 1
-    """Input tokens of a video that one pass can take."""
-    sequential = False
-    """Whether the inputs of a pass are run one after another, so that drafts save no time."""
+    most_inputs = 1  # input tokens of a video that one pass can take
+    sequential = False  # whether the inputs of a pass are run one after another, so that drafts save no time
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-STEP = 2
-"""Pitch of the position grid in pixels."""
-SLANT, RISE = 0.6, 0.8
-"""Sine and cosine of the camera's elevation: how long depth and height appear (orthographic)."""
-TURNS = 6
-"""Steps of 15 degrees after which a turning object looks the same."""
-GRAVITY = 4
-"""Acceleration in pixels per frame squared, as seen."""
+STEP = 2  # pitch of the position grid in pixels
+SLANT, RISE = 0.6, 0.8  # sine and cosine of the camera's elevation: how long depth and height appear (orthographic)
+TURNS = 6  # steps of 15 degrees after which a turning object looks the same
+GRAVITY = 4  # acceleration in pixels per frame squared, as seen
 
 
 @dataclass

@@ -30,8 +30,7 @@ def upcast(x: Tensor) -> bool:
     return interpreted() and x.dtype.itemsize < 4
 
 
-WIDEST = (64, 128, 4)
-"""Outputs, inputs and pipeline stages of the largest tile of weights (`linear.LINEAR`)."""
+WIDEST = (64, 128, 4)  # outputs, inputs and pipeline stages of the largest tile of weights (`linear.LINEAR`)
 
 
 def most_rows(shared_bytes: int, itemsize: int = 2) -> int:

@@ -14,8 +14,7 @@ from fastcar_cli.kernels.gpu import upcast
 from fastcar_cli.kernels.gpu.append import Extent
 from fastcar_cli.kernels.gpu.follow import early, follow
 
-CHUNK = 128
-"""Slots of the cache that one program reads."""
+CHUNK = 128  # slots of the cache that one program reads
 
 
 @triton.jit(do_not_specialize=["slots", "padded", "window", "ring", "chunks", "lines"])

@@ -31,8 +31,7 @@ from fastcar_cli.kernels.gpu.linear import (
 )
 
 # Chosen on an H200, those of int8 as int4's; docs/data/gpu.md has what passes take.
-GATE_UP: Tiles = LINEAR | {0: (Tile(32, 128, 3),), 8: (FEW, Tile(64, 128, 4), MANY)}
-"""The tiles of gate and up."""
+GATE_UP: Tiles = LINEAR | {0: (Tile(32, 128, 3),), 8: (FEW, Tile(64, 128, 4), MANY)}  # the tiles of gate and up
 DOWN: Tiles = LINEAR | {4: (Tile(64, 256, 3, programs=500), Tile(64, 128, 4, programs=500), MANY)}
 """Those of down, which has more inputs than outputs."""
 

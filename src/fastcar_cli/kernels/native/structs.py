@@ -16,8 +16,7 @@ from torch import Tensor
 
 from fastcar_cli.weights.formats import FORMATS, PACKED, Format
 
-BY_DTYPE = {form.dtype: form for form in reversed(FORMATS.values())}
-"""The first format whose numbers have a dtype."""
+BY_DTYPE = {form.dtype: form for form in reversed(FORMATS.values())}  # the first format whose numbers have a dtype
 
 
 @dataclass(frozen=True)
@@ -93,11 +92,8 @@ def _parse(header: str) -> dict[str, type[ctypes.Structure]]:
 
 _HEADER = (Path(__file__).parent / "source" / "structs.h").read_text(encoding="utf-8")
 
-STRUCTS: Any = SimpleNamespace(**_parse(_HEADER))
-"""The structs of `source/structs.h` by name."""
-
-MOST_ROWS = int(re.findall(r"MOST_ROWS = (\d+);", _HEADER)[0])
-"""Most rows of a decode pass, as `source/structs.h` says."""
+STRUCTS: Any = SimpleNamespace(**_parse(_HEADER))  # the structs of `source/structs.h` by name
+MOST_ROWS = int(re.findall(r"MOST_ROWS = (\d+);", _HEADER)[0])  # most rows of a decode pass, as `source/structs.h` says
 
 
 def matrix(name: str, linear: Linear, outputs: int | None = None, inputs: int | None = None) -> Any:

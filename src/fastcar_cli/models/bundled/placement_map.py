@@ -16,12 +16,9 @@ from fastcar_cli.inputs.worlds.physics import STEP, TURNS, simulate
 from fastcar_cli.inputs.worlds.scenery import MapSpec, Scenery, read_scenery
 from fastcar_cli.models.decoder import table
 
-_FAR = 19
-"""Maximum distance in steps of an object from the middle of a patch that it appears in."""
-GAIN = 4.0
-"""Factor on the output, so that weights of ordinary size and learning rate are effective."""
-_AXES = 4
-"""Numbers of a place: offset right and down of the object as seen, and of its shadow."""
+_FAR = 19  # maximum distance in steps of an object from the middle of a patch that it appears in
+GAIN = 4.0  # factor on the output, so that weights of ordinary size and learning rate are effective
+_AXES = 4  # numbers of a place: offset right and down of the object as seen, and of its shadow
 
 
 class Near(NamedTuple):

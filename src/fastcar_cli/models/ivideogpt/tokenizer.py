@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from fastcar_cli.models.decoder import KV, table
 from fastcar_cli.models.ivideogpt.blocks import CONTEXT_CODES, ConditionalSpec, ConvHalf, TokenizerSpec
 
-CrossKV = Mapping[int, KV]
-"""Keys and values of context frames, by the level whose cross attention reads them."""
+CrossKV = Mapping[int, KV]  # keys and values of context frames, by the level whose cross attention reads them
 
 
 class CodeVectors(Protocol):

@@ -21,8 +21,7 @@ from fastcar_cli.system.files import write_whole
 from fastcar_cli.system.plain_data import read_json
 
 SCRIPTS = ("core.js", "chart.js", "player.js", "main.js")
-VIDEO_LIMIT = 32 * 2**20
-"""Bytes of MP4 files that are embedded at most; base64 makes four of three."""
+VIDEO_LIMIT = 32 * 2**20  # bytes of MP4 files that are embedded at most; base64 makes four of three
 
 
 def write_report(folder: Path, video_limit: int = VIDEO_LIMIT) -> Path:
