@@ -42,7 +42,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Call:
     """Runs Python with the kernels built with sanitizers."""
     folder = tmp_path_factory.mktemp("sanitized")
     with pytest.MonkeyPatch.context() as patch:
-        patch.delitem(vars(build)["_X86"], "zen5")
+        patch.delitem(build.SETS["x86_64"], "zen5")
         build.compile_with(["g++"], folder / "kernels.so", folder, more=FLAGS)
     runtimes = [subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip() for name in RUNTIMES]
     environment = {

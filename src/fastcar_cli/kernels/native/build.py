@@ -1,7 +1,8 @@
 """Compile the native kernels: `python src/fastcar_cli/kernels/native/build.py` does so in a checkout.
 
 The build of the package runs this file by itself, so it uses the standard library only. The compiler is that of the
-`ziglang` package, which includes its headers; without that package `$CXX`, c++, clang++ or g++.
+`ziglang` package, which includes its headers; without that package `$CXX`, c++, clang++ or g++. With the platform tag
+of a wheel in FASTCAR_WHEEL, zig compiles for that system.
 """
 
 from __future__ import annotations
@@ -25,17 +26,31 @@ WHY_NOT = "not_built.txt"
 """The file in FOLDER that says why the library could not be built."""
 SOURCES = FOLDER / "source"
 
+TARGETS = {
+    **{f"manylinux_2_17_{machine}": f"{machine}-linux-gnu.2.17" for machine in ("x86_64", "aarch64", "riscv64")},
+    **{f"musllinux_1_1_{machine}": f"{machine}-linux-musl" for machine in ("x86_64", "aarch64", "riscv64")},
+    "macosx_11_0_arm64": "aarch64-macos.11.0",
+    "macosx_11_0_x86_64": "x86_64-macos.11.0",
+    "win_amd64": "x86_64-windows-gnu",
+    "win_arm64": "aarch64-windows-gnu",
+}
+"""Zig's target by platform tag of a wheel, which names the oldest system that its library runs on."""
 _MACHINE = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
+_HERE = f"{_MACHINE}-{sys.platform}"
 _AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"]
-_X86 = {
-    "avx2": _AVX2,
-    "avx2vnni": [*_AVX2, "-mavxvnni"],
-    "avx512": _AVX512,
-    "avx512vnni": [*_AVX512, "-mavx512vnni"],
-    # The same instructions; weights are prefetched past the caches.
-    "zen5": [*_AVX512, "-mavx512vnni", "-DPREFETCH_ONCE"],
+SETS = {
+    "x86_64": {
+        "avx2": _AVX2,
+        "avx2vnni": [*_AVX2, "-mavxvnni"],
+        "avx512": _AVX512,
+        "avx512vnni": [*_AVX512, "-mavx512vnni"],
+        # The same instructions; weights are prefetched past the caches.
+        "zen5": [*_AVX512, "-mavx512vnni", "-DPREFETCH_ONCE"],
+    },
+    "aarch64": {"dotprod": ["-mcpu=generic+dotprod"], "i8mm": ["-mcpu=generic+dotprod+i8mm"]},
 }
+"""Flags of a machine's instruction sets, besides those that it always has."""
 # NaN and infinity keep their meaning. Assumed is only that nobody reads errno or the floating point status flags.
 _FLAGS = (
     *("-std=c++17", "-O3", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fno-trapping-math"),
@@ -56,21 +71,17 @@ def source_hash() -> str:
 
 
 def platform_tag() -> str:
-    """Platform tag of a wheel whose library zig built: the oldest system that it runs on."""
-    if sys.platform == "darwin":
-        return "macosx_11_0_arm64" if _MACHINE == "aarch64" else "macosx_10_13_x86_64"
-    if sys.platform == "win32":
-        return "win_arm64" if _MACHINE == "aarch64" else "win_amd64"
-    return f"{'manylinux_2_17' if platform.libc_ver()[0] else 'musllinux_1_1'}_{_MACHINE}"
+    """Platform tag of the wheel: FASTCAR_WHEEL, or that of this system where zig builds the library."""
+    here = f"{'manylinux_2_17' if platform.libc_ver()[0] else 'musllinux_1_1'}_{_MACHINE}"
+    mac, windows = ("macosx_11_0_arm64", "win_arm64") if _MACHINE == "aarch64" else ("macosx_11_0_x86_64", "win_amd64")
+    return os.environ.get("FASTCAR_WHEEL") or {"darwin": mac, "win32": windows}.get(sys.platform, here)
 
 
-def _zig() -> list[str] | None:
-    """Zig, for any machine of this architecture and system, not just for this machine."""
-    if importlib.util.find_spec("ziglang") is None:
+def zig(target: str | None) -> list[str] | None:
+    """Zig for a target, which is any machine of its kind; None where it is not installed or has no such target."""
+    if target is None or importlib.util.find_spec("ziglang") is None:
         return None
-    libc = "gnu.2.17" if platform.libc_ver()[0] else "musl"
-    target = {"win32": "windows-gnu", "darwin": "macos.11.0"}.get(sys.platform, f"linux-{libc}")
-    return [sys.executable, "-m", "ziglang", "cc", "-target", f"{_MACHINE}-{target}", "-fno-sanitize=all"]
+    return [sys.executable, "-m", "ziglang", "cc", "-target", target, "-fno-sanitize=all"]
 
 
 def _system_compiler() -> list[str] | None:
@@ -86,16 +97,18 @@ def _run(command: list[str], environment: dict[str, str]) -> None:
         raise BuildError(f"{' '.join(command[:4])} ... ended with status {done.returncode}: " + " | ".join(last))
 
 
-def compile_with(compiler: list[str], to: Path, folder: Path, *, more: Sequence[str] = ()) -> None:
+def compile_with(compiler: list[str], to: Path, folder: Path, *, target: str = _HERE, more: Sequence[str] = ()) -> None:
     """Compile the library at `to`, with objects in `folder`. `more` flags, such as a sanitizer's, leave symbols in it.
+
+    `target` begins with the machine and names the system.
 
     Raises BuildError, or OSError where the compiler can't run.
     """
     # Zig keeps what it compiles, in CI where a second build finds it.
     caches = ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")
     environment = {**dict.fromkeys(caches, str(folder / "zig")), **os.environ}
-    flags = [*compiler, "-x", "c++", *_FLAGS, *([] if sys.platform == "win32" else ["-fPIC"]), *more]
-    copies = {"plain": [], **(_X86 if _MACHINE == "x86_64" else {})}
+    flags = [*compiler, "-x", "c++", *_FLAGS, *([] if "-win" in target else ["-fPIC"]), *more]
+    copies = {"plain": [], **SETS.get(target.partition("-")[0], {})}
     jobs = {"team": ["team.cpp"], "dispatch": [f'-DSOURCES="{source_hash()}"', "dispatch.cpp"]}
     jobs |= {name: [*isa, f"-DNAME=kernels_{name}", "kernels.cpp"] for name, isa in copies.items()}
     objects = {name: str(folder / f"{name}.o") for name in jobs}
@@ -107,7 +120,7 @@ def compile_with(compiler: list[str], to: Path, folder: Path, *, more: Sequence[
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(compile_one, jobs))
     # On Linux symbols of the C library are resolved at load time, so that none has to be installed for the build.
-    no_libc = ["-nostdlib"] if sys.platform == "linux" else []
+    no_libc = ["-nostdlib"] if "linux" in target else []
     _run([*compiler, "-shared", *(more or ("-s", *no_libc)), *objects.values(), "-o", str(folder / NAME)], environment)
     shutil.move(folder / NAME, to)
 
@@ -117,22 +130,25 @@ def build(to: Path) -> str:
 
     Raises BuildError.
     """
-    reasons, zig = [], _zig()
-    for compiler, missing in (
-        (zig, "the package ziglang is not installed"),
-        (_system_compiler(), "there is no c++, clang++ or g++ on PATH"),
-    ):
+    tag, reasons = platform_tag(), []
+    target = TARGETS.get(tag)
+    if target is None and "FASTCAR_WHEEL" in os.environ:
+        raise BuildError(f"FASTCAR_WHEEL={tag}: allowed: {', '.join(TARGETS)}")
+    compilers = [(zig(target), target or "", "the package ziglang is not installed")]
+    if "FASTCAR_WHEEL" not in os.environ:
+        compilers.append((_system_compiler(), _HERE, "there is no c++, clang++ or g++ on PATH"))
+    for compiler, system, missing in compilers:
         if compiler is None:
             reasons.append(missing)
             continue
         with tempfile.TemporaryDirectory() as folder:
             try:
-                compile_with(compiler, to, Path(folder))
+                compile_with(compiler, to, Path(folder), target=system)
             except (BuildError, OSError) as e:
                 reasons.append(str(e))
                 print(e, file=sys.stderr)
                 continue
-        return platform_tag() if compiler is zig else ""
+        return tag if system == target else ""
     raise BuildError("; ".join(reasons))
 
 

@@ -5,7 +5,7 @@
 namespace {
 
 // Slots of a tile, whose scores are computed together, and queries whose weighted values are summed side by side.
-constexpr int64_t TILE_SLOTS = 32, SIDE_BY_SIDE = WIDE ? 8 : 4;
+constexpr int64_t TILE_SLOTS = 32, SIDE_BY_SIDE = LANES == 16 ? 8 : 4;
 // Fewer queries save less by transposed keys than transposing costs; and numbers of the longest key that is transposed.
 constexpr int64_t FROM_QUERIES = 8, MOST_TRANSPOSED = 128;
 // Score of a slot that is masked.
@@ -163,15 +163,15 @@ INLINE void score_tile(const float (*tile)[TILE_SLOTS], const float* const* quer
 }
 
 // The widths that `score_tile` is compiled for. Without AVX-512 longer keys gain nothing: sums across lanes weigh less.
-inline bool can_transpose(int64_t d) { return d == 32 || (WIDE && (d == 64 || d == MOST_TRANSPOSED)); }
+inline bool can_transpose(int64_t d) { return d == 32 || (LANES == 16 && (d == 64 || d == MOST_TRANSPOSED)); }
 
 template <class Format, int Q>
 INLINE void score_tile(int64_t d, const float (*tile)[TILE_SLOTS], const float* const* query, float (*p)[TILE_SLOTS]) {
     if (d == 32)
         score_tile<Format, 32, Q>(tile, query, p);
-    else if (WIDE && d == 64)
+    else if (LANES == 16 && d == 64)
         score_tile<Format, 64, Q>(tile, query, p);
-    else if (WIDE)
+    else if (LANES == 16)
         score_tile<Format, MOST_TRANSPOSED, Q>(tile, query, p);
 }
 
@@ -309,7 +309,7 @@ void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, in
             auto add = [&](auto size) {
                 for (; first + size.count <= held; first += size.count) add_tile(size, first);
             };
-            if (WIDE && transposes) add(Count<SIDE_BY_SIDE>{});
+            if (LANES == 16 && transposes) add(Count<SIDE_BY_SIDE>{});
             add(Count<4>{});
             add(Count<1>{});
             held = 0;

@@ -3,11 +3,19 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(_WIN32)
+#include <windows.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 extern "C" const Kernels kernels_plain;
 #if defined(__x86_64__)
 extern "C" const Kernels kernels_avx2, kernels_avx2vnni, kernels_avx512, kernels_avx512vnni, kernels_zen5;
+#elif defined(__aarch64__)
+extern "C" const Kernels kernels_dotprod, kernels_i8mm;
 #endif
 
 namespace {
@@ -29,11 +37,25 @@ bool os_saves(unsigned registers) {
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     return (low & registers) == registers;
 }
+#elif defined(__aarch64__)
+// Whether the processor has an extension: its bit of AT_HWCAP or AT_HWCAP2, its name on macOS, its number on Windows.
+bool has(int entry, unsigned long bit, const char* name, unsigned long number) {
+#if defined(_WIN32)
+    return IsProcessorFeaturePresent(number) != 0;
+#elif defined(__APPLE__)
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+#else
+    return (getauxval(entry) & bit) != 0;
+#endif
+}
 #endif
 
 struct KernelSet {
     const char* name;
     const Kernels* kernels;
+    bool runs;
 };
 
 // The i-th best kernels that this processor runs; null after the last.
@@ -49,23 +71,24 @@ KernelSet kernel_set(int64_t i) {
     bool amd = zero.b == 0x68747541 && zero.d == 0x69746E65 && zero.c == 0x444D4163;  // AuthenticAMD
     unsigned family = one.a >> 8 & 15;
     if (family == 15) family += one.a >> 20 & 255;
-    const struct {
-        bool runs;
-        KernelSet set;
-    } all[] = {{vnni && amd && family >= 26, {"zen5", &kernels_zen5}},
-               {vnni, {"avx512vnni", &kernels_avx512vnni}},
-               {avx512, {"avx512", &kernels_avx512}},
-               {avx2 && (cpuid(7, 1).a & 1u << 4) != 0, {"avx2+vnni", &kernels_avx2vnni}},
-               {avx2, {"avx2+fma", &kernels_avx2}},
-               {true, {"plain", &kernels_plain}}};
-    for (const auto& each : all)
-        if (each.runs && i-- == 0) return each.set;
+    const KernelSet all[] = {{"zen5", &kernels_zen5, vnni && amd && family >= 26},
+                             {"avx512vnni", &kernels_avx512vnni, vnni},
+                             {"avx512", &kernels_avx512, avx512},
+                             {"avx2+vnni", &kernels_avx2vnni, avx2 && (cpuid(7, 1).a & 1u << 4) != 0},
+                             {"avx2+fma", &kernels_avx2, avx2},
+                             {"plain", &kernels_plain, true}};
 #elif defined(__aarch64__)
-    if (i == 0) return {"neon", &kernels_plain};
+    bool dotprod = has(16, 1 << 20, "hw.optional.arm.FEAT_DotProd", 43);
+    bool i8mm = dotprod && has(26, 1 << 13, "hw.optional.arm.FEAT_I8MM", 66);
+    const KernelSet all[] = {{"neon+i8mm", &kernels_i8mm, i8mm},
+                             {"neon+dotprod", &kernels_dotprod, dotprod},
+                             {"neon", &kernels_plain, true}};
 #else
-    if (i == 0) return {"plain", &kernels_plain};
+    const KernelSet all[] = {{"plain", &kernels_plain, true}};
 #endif
-    return {nullptr, nullptr};
+    for (const KernelSet& each : all)
+        if (each.runs && i-- == 0) return each;
+    return {nullptr, nullptr, false};
 }
 
 }  // namespace

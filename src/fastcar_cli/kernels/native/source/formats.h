@@ -6,9 +6,6 @@
 
 namespace {
 
-// Whether there are 32 vector registers instead of 16: the sums of more weight rows fit.
-constexpr bool WIDE = LANES == 16;
-
 // Rows of float inputs, `step` numbers apart.
 struct FloatInputs {
     const float* at;
@@ -29,8 +26,8 @@ template <int bytes_each>
 struct FloatFormat {
     typedef FloatInputs Inputs;
     static constexpr bool quantised = false, halves = false;
-    static constexpr int size = bytes_each, sums = WIDE ? 1 : 2, one = WIDE ? 8 : 4, two = WIDE ? 8 : 2;
-    static constexpr int many = WIDE ? 4 : 2, from_inputs = WIDE ? 3 : 5, most_inputs = 6;
+    static constexpr int size = bytes_each, sums = LANES == 16 ? 1 : 2, one = WIDE ? 8 : 4;
+    static constexpr int two = WIDE ? 8 / sums : 2, many = WIDE ? 4 : 2, from_inputs = WIDE ? 3 : 5, most_inputs = 6;
     static constexpr int few = 0;
     static constexpr int block_inputs = CACHE_LINE / size, block_bytes = CACHE_LINE, input_bytes = 4 * block_inputs;
     static constexpr int input_scales = 0, weight_scale_bytes = 0;

@@ -14,6 +14,12 @@ constexpr int LANES = 8;
 #else
 constexpr int LANES = 4;
 #endif
+// Whether there are 32 vector registers instead of 16: the sums of more weight rows fit.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr bool WIDE = true;
+#else
+constexpr bool WIDE = false;
+#endif
 
 // One register of float32 or int32, and as many uint16 or int8 as it has lanes.
 typedef float Floats __attribute__((vector_size(4 * LANES)));
