@@ -8,9 +8,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from fastcar_cli.checkpoints.architectures import ARCHITECTURES, released
-from fastcar_cli.checkpoints.names import COSMOS, REPOSITORIES
+from fastcar_cli.checkpoints.names import REPOSITORIES
 from fastcar_cli.errors import FastcarError, Key, RunError, Text
-from fastcar_cli.models.cosmos import checkpoint as cosmos
 
 REVISION = "main"  # branch, tag or commit if `NAME@REVISION` does not name one
 
@@ -101,11 +100,14 @@ def fetch(repository: str, revision: str = REVISION, *, configs_only: bool = Fal
     """Folder of a repository's revision in the user's cache, downloaded if missing. Raises RunError."""
     from huggingface_hub import hf_hub_download, snapshot_download, try_to_load_from_cache
 
-    if repository in COSMOS.values() and not configs_only:
-        with _reaching(cosmos.TOKENIZER):
-            for name in cosmos.HALVES:
-                if not isinstance(try_to_load_from_cache(cosmos.TOKENIZER, name), str):
-                    hf_hub_download(cosmos.TOKENIZER, name)
+    name = next((name for name, known in REPOSITORIES.items() if known == repository), "")
+    for kind in ARCHITECTURES:
+        for other, files in kind.companions(name).items():
+            with _reaching(other):
+                for file in files:
+                    wanted = file.endswith(".json") or not configs_only
+                    if wanted and not isinstance(try_to_load_from_cache(other, file), str):
+                        hf_hub_download(other, file)
     cached = _cached(repository, revision)
     if cached is not None and (configs_only or _complete(cached)):
         return cached

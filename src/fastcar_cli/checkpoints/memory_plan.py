@@ -177,8 +177,8 @@ def make_plan(network: Network, form: WeightFormat, demand: Demand, device: str)
     draws = stored_bytes(network, form, "depth.") * spec.frame_spec.depth + stored_bytes(network, form, "lm_head.")
     seen = min(demand.window or tokens, demand.prompt_tokens + tokens // 2)
     step = blocks + draws + decoder.layers * demand.rows * decoder.kv_heads * demand.bytes_of_kv(spec, size, seen)
-    computed = 0 if demand.delimiters else len(spec.layout.delimiters) * (demand.frames - 1)
-    dense = n * (not spec.layout.prompt_frames) + computed
+    first = not spec.layout.prompt_frames
+    dense = n * first + (0 if demand.delimiters else len(spec.layout.delimiters) * (demand.frames - first))
     ratio = max(0.0, 1 - dense / max(1, tokens - 1)) * (replaying or decoder.layers) / decoder.layers
     return MemoryPlan(
         dtype=form.name,

@@ -14,11 +14,15 @@ IVIDEOGPT = tuple(
 )
 """Released iVideoGPT models (thuml/iVideoGPT, README.md)."""
 
+RLVR = tuple(f"rt1-world-model-{kind}-step-{way}" for kind in ("single", "multi") for way in ("base", "rlvr"))
+"""Released models of RLVR-World (thuml/RLVR-World) for videos of RT-1's robot."""
+
 COSMOS = {
     f"cosmos-predict1-{name.lower()}": f"nvidia/Cosmos-Predict1-{name}"
     for name in ("4B", "12B", "5B-Video2World", "13B-Video2World")
 }
 """Released Cosmos-Predict1 models that continue videos token by token, and their repositories."""
 
-REPOSITORIES = {"vila-u-7b": "mit-han-lab/vila-u-7b-256"} | {name: f"thuml/{name}" for name in IVIDEOGPT} | COSMOS
+REPOSITORIES = {"vila-u-7b": "mit-han-lab/vila-u-7b-256", **{name: f"thuml/{name}" for name in (*IVIDEOGPT, *RLVR)}}
+REPOSITORIES |= COSMOS
 """Short names of checkpoints and their repositories."""

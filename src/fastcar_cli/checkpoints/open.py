@@ -53,26 +53,34 @@ def public_name(model: str) -> bool:
     return model in BUNDLED or repository_of(model) is not None
 
 
-def open_folder(folder: Path, name: str | None = None) -> Checkpoint:
-    """The checkpoint in a folder; `name` is its public name. Raises RequestError for an unfinished conversion."""
+def open_folder(folder: Path, name: str | None = None, tokenizer: str | None = None) -> Checkpoint:
+    """The checkpoint in a folder; `name` is its public name, `tokenizer` a folder that the user names.
+
+    Raises RequestError for an unfinished conversion, and for a tokenizer's folder where the model has none apart.
+    """
     try:
         config = parse_json(file_text(folder / "config.json"))
     except (OSError, ValueError):
         config = None
     kinds: list[type[Checkpoint]] = [ConvertedCheckpoint, *ARCHITECTURES, BundledCheckpoint]
-    return next(kind(folder, name, config) for kind in kinds if kind.matches(folder, config))
+    checkpoint = next(kind(folder, name, config) for kind in kinds if kind.matches(folder, config))
+    if tokenizer is not None:
+        if not checkpoint.APART:
+            raise RequestError(f"{folder} has its own tokenizer", key="tokenizer", value=tokenizer, hint="leave it out")
+        checkpoint.tokenizer = Path(tokenizer).expanduser()
+    return checkpoint
 
 
-def open_model(model: str) -> Checkpoint:
+def open_model(model: str, tokenizer: str | None = None) -> Checkpoint:
     """The checkpoint of a bundled name, a hub name or a path. Raises as `folder_of` and `open_folder` do."""
-    return open_folder(folder_of(model), model if public_name(model) else None)
+    return open_folder(folder_of(model), model if public_name(model) else None, tokenizer)
 
 
-def known(model: str) -> Checkpoint:
+def known(model: str, tokenizer: str | None = None) -> Checkpoint:
     """The checkpoint without a download: for a hub name, its published shapes."""
     repository = repository_of(model)
     name = next((name for name, known in REPOSITORIES.items() if known == repository), "")
-    return published(name) or open_model(model)
+    return published(name) or open_model(model, tokenizer)
 
 
 def spec_of(model: str) -> Spec:

@@ -49,7 +49,7 @@ def generate(ctx: typer.Context, asked: GenerateOptions, flags: Flags) -> None:
     several = len(what.texts) > 1 and asked.prompts_file is not None and run.generation.seed is not None
     listed |= several and not given(ctx).keys() & ONE_RUN
     seeds = _seeds_of(run, listed) if asked.seeds is None else parse_seeds(asked.seeds)
-    checkpoint = known(run.model)
+    checkpoint = known(run.model, run.runtime.tokenizer)
     what.check(ctx, run, checkpoint.spec, needed=not asked.dry)
     run = what.context(run, checkpoint.spec)
     if (count := max(what.count, 1) * len(seeds)) > MOST:
@@ -130,14 +130,16 @@ def _longer(
     more = flags.get("generation.frames") or begun
     # Where it is longer than in training and did not roll, a longer one that rolls would have other frames.
     name = flags.get("model") or taken.get("model")
-    rolls = name is None or begun <= known(name).spec.frames
+    spec = None if name is None else known(name, flags.get("runtime.tokenizer")).spec
+    rolls = spec is None or begun <= spec.frames
     policy = "roll" if rolls else taken["generation.context_policy"]
     flags = {"generation.context_policy": policy, **flags, "generation.frames": begun + more}
     rows = recipe.get("input", {}).get("actions")
     if rows is not None:
         if asked.actions is None or len(asked.actions) != 1:
             raise RequestError("--continue: its model takes actions", hint=f"--actions FILE with {more} rows")
-        own = read_actions(asked.actions[0], len(rows[0]), range(more + 1)).tolist()
+        parts = () if spec is None else spec.parts
+        own = read_actions(asked.actions[0], len(rows[0]), range(more + 1), parts).tolist()
         recipe = {**recipe, "input": {**recipe["input"], "actions": [*rows[: begun - 1], *own]}}
     return recipe, flags
 
@@ -210,10 +212,11 @@ def _dry_run(run: RunConfig, videos: int, at_once: int, as_json: bool, quiet: bo
     repository = hub.repository_of(run.model)
     if repository is not None:
         folder, sizes = _on_the_hub(run.model, repository)
-        checkpoint = known(run.model) if folder is None else open_folder(folder)
+        tokenizer = run.runtime.tokenizer
+        checkpoint = known(run.model) if folder is None else open_folder(folder, tokenizer=tokenizer)
         missing = {name: size for name, size in sizes.items() if folder is None or not (folder / name).exists()}
     else:
-        checkpoint = open_model(run.model)
+        checkpoint = open_model(run.model, run.runtime.tokenizer)
         folder = checkpoint.folder
         try:
             files = checkpoint.weight_files()

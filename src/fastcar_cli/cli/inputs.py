@@ -215,6 +215,10 @@ def accepted(jobs: list[Job], pipe: VideoPipeline, keep_going: bool, say: Callab
     if bare:
         notices[f"{len(words)} prompts of one word each, a video for each: did you forget the quotes?"] = None
     for job in jobs:
+        if job.excerpt is not None and not pipe.spec.contexts:
+            height, width = job.excerpt.source_size
+            if abs(height * pipe.width / (width * pipe.height) - 1) > 0.02:
+                notices[f"{job.prompt}: {width}x{height} frames are stretched to {pipe.width}x{pipe.height}"] = None
         try:
             notices |= dict.fromkeys(pipe.notices([job.prompt]))
             good.append(job)

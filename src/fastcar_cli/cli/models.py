@@ -51,8 +51,10 @@ def show(name: Name, as_json: Json = False) -> None:
         "terms": ("Apache-2.0" if name in BUNDLED else "unknown") if repository is None else licence(name, repository),
     }
     if as_json:
-        typer.echo(json.dumps(about))
+        actions = [part._asdict() for part in spec.parts]
+        typer.echo(json.dumps(about | ({"actions": actions} if actions else {})))
         return
+    about |= {"actions": "\n".join(map(str, spec.parts))} if spec.parts else {}
     shown = facts(name)
     for key, value in about.items():
         if key != "name":

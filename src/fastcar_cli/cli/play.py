@@ -111,7 +111,7 @@ def _session(model: str, flags: Flags, file: Path | None, output: str | None, qu
         raise RequestError(f"-o {path}: a session is a file that ends in {' or '.join(SUFFIXES)}")
     check_target(path)
     run, _ = load_sources(None, [], flags | {"model": model}, surroundings())
-    checkpoint = known(model)
+    checkpoint = known(model, run.runtime.tokenizer)
     spec = checkpoint.spec
     if not spec.conditions:
         raise RequestError(f"the model {model!r} takes no actions", hint=f"play one that does, such as {DEFAULT_MODEL}")
@@ -170,7 +170,8 @@ def _actions(session: PlaySession, source: str) -> Iterator[tuple[str, Any]]:
     from fastcar_cli.system.files import spooled
 
     if source != "-":
-        rows = read_actions(spooled(Path(os.path.expanduser(source))), session.size)
+        path = spooled(Path(os.path.expanduser(source)))
+        rows = read_actions(path, session.size, parts=session.world.spec.parts)
         for number, row in enumerate(rows.tolist()):
             yield f"--actions {source}: row {number}", row
         return

@@ -46,7 +46,9 @@ def play_here(session: PlaySession) -> None:
     help_ = "arrows or WASD steer, space stops, p pauses, . one frame, r resets, q ends"
     if session.size != 2:
         help_ = f"1 to {session.size} choose a number, arrows change it, space stops, p, ., r, q"
-    action, paused, once, due = [0.0] * session.size, False, False, time.monotonic()
+    rest, words = session.steered.rest, session.steered.words
+    help_ = f"{words}, space rests, p pauses, . one frame, r resets, q ends" if words else help_
+    action, paused, once, due = [*rest], False, False, time.monotonic()
     try:
         tty.setcbreak(descriptor)
         with Live(Group(preview, Text(help_)), console=terminal, auto_refresh=False, transient=True) as live:
@@ -67,7 +69,10 @@ def play_here(session: PlaySession) -> None:
                         session.restart()
                         preview.add(session.newest[-1])
                     elif key == " ":
-                        action = [0.0] * session.size
+                        action = [*rest]
+                    elif key in session.steered.keys:
+                        at, to = session.steered.keys[key]
+                        action = [to if i == at else number for i, number in enumerate(action)]
                     elif key.isdecimal() and 0 < int(key) <= session.size:
                         chosen = int(key) - 1
                     elif key in WAYS and session.size == 2:

@@ -14,7 +14,7 @@ SIZES = r"^[1-9]\d{0,5}x[1-9]\d{0,5}$"
 DEVICES = r"^(auto|cpu|cuda(:\d+)?)$"
 MODELS = (
     "bundled model (mini, table, table-dense, mini-actions), name of the hub (vila-u-7b, ivideogpt-..., "
-    "cosmos-predict1-...; NAME@REVISION), or model folder"
+    "rt1-world-model-..., cosmos-predict1-...; NAME@REVISION), or model folder"
 )
 """Allowed values of `model`, for help texts."""
 
@@ -181,6 +181,9 @@ class RuntimeKeys(Section):
     device: str = setting("auto", "device: auto, cpu, cuda or cuda:N", pattern=DEVICES)
     dtype: choices.Dtype = setting("auto", "format of the weights; a converted model's is fixed", common=True)
     pixel_dtype: choices.PixelDtype = setting("float32", "dtype of the pixel decoder; bfloat16 for video tokenizers")
+    tokenizer: str | None = setting(
+        None, "folder of a tokenizer that is not in the model's folder", unset="one beside it", min_length=1
+    )
     keep_prefill: str | None = setting(
         None, "file (.safetensors) to save and reuse the prompt's KV cache", min_length=1
     )

@@ -3,7 +3,7 @@ const REACH = MODEL.reach ?? 1, PAIR = MODEL.actions === 2;
 const KEYS = { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0], w: [0, -1], s: [0, 1], a: [-1, 0], d: [1, 0] };
 const held = new Set(), sent = new Map(), waits = [], ME = Math.random().toString(36).slice(2);
 const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
-let action = Array(MODEL.actions).fill(0), count = 0, sending = false, waiting = null, line = {};
+let action = [...MODEL.rest], count = 0, sending = false, waiting = null, line = {};
 
 function say(text) {
   at("error").textContent = text;
@@ -100,26 +100,33 @@ async function follow() {
 const towards = (x, y) => [REACH * Math.sign(x), REACH * Math.sign(y)];
 const keyOf = (event) => (event.key.length === 1 ? event.key.toLowerCase() : event.key);
 const typing = (event) => /^(INPUT|SELECT)$/.test(event.target.tagName) && event.target.type !== "checkbox";
-const byKeys = () => steer(towards(...[...held].map((key) => KEYS[key]).reduce(([a, b], [x, y]) => [a + x, b + y], [0, 0])));
+const byKeys = () => {
+  if (PAIR) return steer(towards(...[...held].map((key) => KEYS[key]).reduce(([a, b], [x, y]) => [a + x, b + y], [0, 0])));
+  const wanted = [...MODEL.rest];
+  for (const key of held) wanted[MODEL.keys[key][0]] = MODEL.keys[key][1];
+  return steer(wanted);
+};
 function byPointer(event) {
   const box = at("screen").getBoundingClientRect();
   const along = (place, start, size) => { const x = (place - start) / size - 0.5; return Math.abs(x) > 0.17 ? x : 0; };
   steer(towards(along(event.clientX, box.left, box.width), along(event.clientY, box.top, box.height)));
 }
 
-if (PAIR) {
+if (PAIR || MODEL.words) {
   addEventListener("keydown", (event) => {
-    if (!(keyOf(event) in KEYS) || typing(event) || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!(keyOf(event) in (PAIR ? KEYS : MODEL.keys)) || typing(event) || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     held.add(keyOf(event));
     byKeys();
   });
   addEventListener("keyup", (event) => held.delete(keyOf(event)) && byKeys());
   addEventListener("blur", () => { held.clear(); byKeys(); });
+}
+if (PAIR) {
   at("screen").addEventListener("pointerdown", (event) => { at("screen").setPointerCapture(event.pointerId); byPointer(event); });
   at("screen").addEventListener("pointermove", (event) => event.buttons && byPointer(event));
   for (const end of ["pointerup", "pointercancel"]) at("screen").addEventListener(end, byKeys);
-} else {
+} else if (!MODEL.words) {
   const sliders = action.map((_, i) => h("input", { type: "range", min: -REACH, max: REACH, step: REACH / 20, value: 0, "aria-label": `Action ${i + 1}`,
     oninput: () => steer(sliders.map((slider) => Number(slider.value))) }));
   at("sliders").append(...sliders.map((slider, i) => h("label", {}, `${i + 1}`, slider)),
@@ -132,6 +139,6 @@ at("new-seed").addEventListener("click", () => order("reset", { seed: /^\d+$/.te
 at("change").addEventListener("submit", (event) => { event.preventDefault(); order("change", { tau: at("tau").value, draft: at("draft").value }); });
 at("show-map").addEventListener("change", drawMap);
 at("title").textContent = MODEL.name;
-at("how").textContent = PAIR ? "Arrow keys or W A S D steer, or press on the picture; without a key the action is zero." : "A slider for each number of the action.";
+at("how").textContent = PAIR ? "Arrow keys or W A S D steer, or press on the picture; without a key the action is zero." : MODEL.words ? `${MODEL.words}; without a key the robot rests.` : "A slider for each number of the action.";
 at("footer").textContent = `fastcar ${DATA.version} on this machine; the address works here only. Ctrl-C in the terminal ends it and saves the session.`;
 follow();

@@ -43,7 +43,7 @@ class Player(LocalServer):
     def __init__(self, session: PlaySession, fps: int, port: int = 0) -> None:
         super().__init__(_PlayHandler, port)
         self.session, self.fps, self.paused = session, fps, False
-        self._action: list[float] = [0.0] * session.size
+        self._action: list[float] = [*session.steered.rest]
         # The last key of a page and when it came, until a frame has followed it.
         self._key: tuple[str, float] | None = None
         self._waits: list[float] = []
@@ -158,6 +158,7 @@ class Player(LocalServer):
         """The page."""
         session = self.session
         model = {"name": session.pipe.name, "actions": session.size, "reach": session.reach, "fps": self.fps}
+        model |= session.steered._asdict() | {"keys": dict(session.steered.keys)}
         data = empty_results() | {"model": model, "version": __version__}
         scripts, body = [asset("core.js"), asset("play.js", __package__)], asset("play.html", __package__)
         return page("fastcar play", body, scripts, data, {}, "; connect-src 'self'").encode()

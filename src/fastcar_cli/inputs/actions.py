@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +83,7 @@ def _keys_in(path: Path) -> set[str]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {*arrays}
-    except (OSError, ValueError):
+    except (OSError, ValueError, BadZipFile):
         return set()  # `numbers_in` says why
 
 

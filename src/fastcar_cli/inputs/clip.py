@@ -29,9 +29,10 @@ class Wanted:
 
     `frames` is S, context and prediction together, `context` C; `actions` how many numbers an action has, 0 for none,
     `parts` what they are; `start` and `step` choose frames of the input. With `repeats` an input of one frame stands
-    for the C frames, between which no action is used. With `whole` all S frames have to be there, else C will do. With
-    `goal` the last one comes first (iVideoGPT inference/predict.py). With `last` only C frames are read unless `whole`,
-    cropped to the model's size, and without `start` they are the input's last ones.
+    for the C frames, between which no action is used. With `whole` all S frames have to be there, else C will do, with
+    `short` any number from C on. With `goal` the last one comes first (iVideoGPT inference/predict.py). With `last`
+    only C frames are read unless `whole`, cropped to the model's size, and without `start` they are the input's last
+    ones.
     """
 
     model: str
@@ -42,6 +43,7 @@ class Wanted:
     actions: int = 0
     parts: tuple[Part, ...] = ()
     repeats: bool = False
+    short: bool = False
     start: int | None = None
     step: int = 1
     whole: bool = False
@@ -85,7 +87,8 @@ def read_clip(path: Path, wanted: Wanted, actions: Path | None = None, key: str 
     chosen, size, count = _chosen(path, wanted, key)
     extra = wanted.context - 1 if wanted.repeats and count == 1 else 0
     chosen += chosen * extra
-    if len(chosen) < wanted.most and (wanted.whole or len(chosen) != wanted.context):
+    enough = range(wanted.context, wanted.most) if wanted.short else (wanted.context,)
+    if len(chosen) < wanted.most and (wanted.whole or len(chosen) not in enough):
         raise _too_short(path, wanted, count)
     if wanted.goal:
         chosen = chosen[-1:] + chosen[:-1]

@@ -29,6 +29,11 @@ class Part(NamedTuple):
     unit: str
     optional: bool = False
 
+    def __str__(self) -> str:
+        """Its name, ranges and unit."""
+        ranges = [f"{a:.4g} to {b:.4g}" for a, b in zip(self.low, self.high, strict=True)]
+        return f"{self.name}: {', '.join(dict.fromkeys(ranges))} ({self.unit})"
+
 
 @dataclass(frozen=True, eq=False)
 class Clip:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.errors import Key, RequestError, Text
-from fastcar_cli.inputs.prompt import Clip, OnProgress, Prompt, Reading, TokenisedClip
+from fastcar_cli.inputs.prompt import Clip, OnProgress, Part, Prompt, Reading, TokenisedClip
 from fastcar_cli.models.network import FramesNetwork
 
 
@@ -108,8 +108,9 @@ class ClipReader:
     def notices(self, prompt: Prompt, model: str) -> list[str]:
         """A note if the first frame differs from the training frames, where those are known. Raises as `read` does."""
         clip = self._checked(prompt)
+        clipped = _clipped(clip, self._network.spec.parts)
         if self.familiar is None or isinstance(clip, TokenisedClip):
-            return []
+            return clipped
         first = torch.from_numpy(np.ascontiguousarray(clip.frames[0]))
         given = first.float() / (1 if first.is_floating_point() else 255)
         with torch.inference_mode():
@@ -148,3 +149,16 @@ class ClipReader:
         if len(lengths := sorted({len(text) for text in texts})) > 1:
             raise RequestError(f"text embeddings have {lengths} rows, needed: one length")
         return torch.from_numpy(np.stack(texts)).float() if texts else None
+
+
+def _clipped(clip: Clip | TokenisedClip, parts: Sequence[Part]) -> list[str]:
+    """A note on numbers of actions that exceed the ranges of a model, which clips them."""
+    if clip.actions is None or not parts:
+        return []
+    low, high = (np.array([n for part in parts for n in getattr(part, end)], np.float32) for end in ("low", "high"))
+    names = [part.name for part in parts for _ in part.low]
+    outside = (clip.actions < low) | (clip.actions > high)
+    if not outside.any():
+        return []
+    found = ", ".join(dict.fromkeys(name for name, out in zip(names, outside.T, strict=True) if out.any()))
+    return [f"{clip.name}: {int(outside.sum()):,} numbers of actions are out of range and are clipped, in {found}"]

@@ -80,10 +80,13 @@ class Layout:
 
 
 class Play(NamedTuple):
-    """An action that rests, and the keys of a player: the number of the action that each sets, and what to."""
+    """An action that rests, the keys of a player (the number of the action that each sets, and what to), and their
+    description.
+    """
 
     rest: tuple[float, ...]
     keys: Mapping[str, tuple[int, float]] = MappingProxyType({})
+    words: str = ""
 
 
 @dataclass(frozen=True)

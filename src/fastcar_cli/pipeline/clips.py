@@ -55,6 +55,7 @@ class ClipFiles:
             actions=spec.conditions,
             parts=spec.parts,
             repeats=spec.repeats,
+            short=spec.rolls,
             start=self.use.start,
             step=self.use.step or 1,
             goal=self.use.goal,

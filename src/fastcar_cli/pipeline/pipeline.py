@@ -135,7 +135,7 @@ class VideoPipeline:
         dtype: str = config.runtime.dtype
         torch.set_num_threads(config.runtime.threads or min(torch.get_num_threads(), cores()))
         progress: Callable[[int], None] | None = None
-        checkpoint = checkpoint or open_model(config.model)
+        checkpoint = checkpoint or open_model(config.model, config.runtime.tokenizer)
         if bundled:
             dtype = default_dtype(device) if dtype == "auto" else dtype
         else:
@@ -153,7 +153,7 @@ class VideoPipeline:
     @property
     def checkpoint(self) -> Checkpoint:
         """The model's checkpoint, opened once."""
-        self._checkpoint = self._checkpoint or open_model(self.config.model)
+        self._checkpoint = self._checkpoint or open_model(self.config.model, self.config.runtime.tokenizer)
         return self._checkpoint
 
     def batch_size(self, videos: int) -> int:

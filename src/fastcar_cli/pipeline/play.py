@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +18,7 @@ from fastcar_cli.decoding.drafts.length import DraftWindow
 from fastcar_cli.decoding.engine import Decode, overlap
 from fastcar_cli.decoding.sampling import drawing
 from fastcar_cli.errors import RequestError
+from fastcar_cli.inputs.actions import joined
 from fastcar_cli.inputs.prompt import Clip, TokenisedClip
 from fastcar_cli.pipeline.recipe import recipe_of
 from fastcar_cli.pipeline.resolve import given, segment_of, spec_in
@@ -69,8 +70,8 @@ class World:
             raise RequestError("can't be used with play", key="replay.ratio", hint="give a threshold: tau")
         frames = frames[None] if frames.ndim == 3 else frames
         first = np.concatenate([frames[:1].repeat(max(0, context - len(frames)), 0), frames])[:context]
-        self.actions = [np.zeros(spec.conditions, np.float32) for _ in range(context - 1)]
-        clip = Clip(first, np.zeros((context, spec.conditions), np.float32))
+        self.actions = [np.array(spec.play.rest, np.float32) for _ in range(context - 1)]
+        clip = Clip(first, np.array([spec.play.rest] * context, np.float32))
         self.ids = model.tokenizer.read(clip).ids
         self.hits = self._frame = 0
         self._ahead: Ahead | None = None
@@ -158,9 +159,14 @@ class World:
             replay.outputs.copy_(ahead.outputs)
             replay.ages.copy_(ahead.ages)
 
-    def checked(self, action: ArrayLike) -> NDArray[np.float32]:
-        """An action as float32 [A]. Raises RequestError for one of another size, not finite or out of range."""
+    def checked(self, action: ArrayLike | Mapping[str, Any]) -> NDArray[np.float32]:
+        """An action as float32 [A]; it may be numbers by name (`Spec.parts`).
+
+        Raises RequestError for one of another size, not finite or out of range.
+        """
         said = f"the action {str(action)[:80]}"
+        if isinstance(action, Mapping) and self.spec.parts:
+            action = joined(action, self.spec.parts, said)
         try:
             wanted = np.asarray(action, np.float32)
         except (TypeError, ValueError):
@@ -171,7 +177,7 @@ class World:
             raise RequestError(f"{said} is out of range", allowed=f"-{self.reach:g} to {self.reach:g}")
         return wanted
 
-    def step(self, action: ArrayLike) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+    def step(self, action: ArrayLike | Mapping[str, Any]) -> tuple[NDArray[np.uint8], dict[str, Any]]:
         """The frame that an action [A] leads to, uint8 [H, W, 3], and its seconds, passes, hit, codes and replayed.
 
         `codes` are int64 [N, depth], `replayed` is the share of layers that replayed by code, float32 [rows, columns].

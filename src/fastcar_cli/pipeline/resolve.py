@@ -109,7 +109,7 @@ def memory_plans(
 ) -> dict[str, MemoryPlan]:
     """The memory of a run by dtype, from the shapes of the model alone."""
     device = device or resolve_device(config.runtime.device)
-    checkpoint = checkpoint or open_model(config.model)
+    checkpoint = checkpoint or open_model(config.model, config.runtime.tokenizer)
     spec = checkpoint.spec.sized(config.size).continuing(config.generation.context)
     guided = checkpoint.defaults.cfg if config.sampling.cfg is None else config.sampling.cfg
     layers, replay, attention = spec.decoder.layers, config.replay, config.attention

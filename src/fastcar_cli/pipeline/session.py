@@ -28,6 +28,7 @@ class PlaySession:
     """A world whose frames and actions are written.
 
     Attributes:
+        steered: how a player steers.
         path: the video's file; its name gets a number if it is taken when the first frame is decoded.
         first: the frames that it began with, uint8 [n, H, W, 3]; `newest` has the last ones.
         seconds: of each step.
@@ -41,7 +42,7 @@ class PlaySession:
 
     def _begin(self, pipe: VideoPipeline, world: World) -> None:
         self.pipe, self.world, self.path = pipe, world, self._wanted
-        self.size, self.reach = world.spec.conditions, world.reach
+        self.size, self.reach, self.steered = world.spec.conditions, world.reach, world.spec.play
         self.newest = deque(world.context, maxlen=len(world.context))
         self.seconds: list[float] = []
         self._passes = self._saved = 0

@@ -119,7 +119,7 @@ class Session:
             "fastcar": __version__,
             "torch": torch.__version__.split("+")[0],
             "model": pipe.name,
-            "model weights": open_model(request.config.model).identity.weights,
+            "model weights": open_model(request.config.model, request.config.runtime.tokenizer).identity.weights,
             "runtime.device": network.device.type,
             "runtime.dtype": network.weight_format,
             "metrics": ",".join(request.metrics),

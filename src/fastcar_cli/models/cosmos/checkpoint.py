@@ -6,6 +6,7 @@ samplers the tokenizer has follows from its keys, which are also names of parame
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -75,12 +76,17 @@ class CosmosCheckpoint(Released):
         cfg=1.0, temperature=1.0, top_k=0, top_p=0.8, top_p_strict=True, tas="attention", gate="row"
     )
     PATTERNS = (MODEL, *HALVES)
-    FLOATS, DEPTH = torch.bfloat16, "int8"
+    FLOATS, DEPTH, APART = torch.bfloat16, "int8", True
 
     @classmethod
     def matches(cls, folder: Path, config: Any) -> bool:
         """See `Checkpoint`."""
         return any((folder / name).is_file() for name in cls.PATTERNS) and not (folder / "model.safetensors").is_file()
+
+    @staticmethod
+    def companions(name: str) -> Mapping[str, tuple[str, ...]]:
+        """See `Released`."""
+        return {TOKENIZER: (*HALVES,)} if name in _COSMOS else {}
 
     @staticmethod
     def published_spec(name: str) -> CosmosSpec | None:
@@ -100,6 +106,7 @@ class CosmosCheckpoint(Released):
         beside = [folder, *(folder.absolute().parent / name for name in _BESIDE)]
         cached = try_to_load_from_cache(TOKENIZER, _ENCODER)
         beside += [Path(cached).parent] if isinstance(cached, str) else []
+        beside = beside if self.tokenizer is None else [self.tokenizer]
         if not (folder / MODEL).is_file() and (folder / _ENCODER).is_file():
             raise RequestError(
                 f"{folder} is the folder of Cosmos' tokenizer, not of a model",

@@ -41,11 +41,13 @@ REST = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
 """An action that moves nothing and goes on."""
 
 KEYS = {
-    **{"w": (10, 0.1), "s": (10, -0.1), "a": (11, 0.1), "d": (11, -0.1), "r": (12, 0.1), "f": (12, -0.1)},
+    **{"w": (10, 0.1), "s": (10, -0.1), "a": (11, 0.1), "d": (11, -0.1), "e": (12, 0.1), "c": (12, -0.1)},
     **{"i": (4, 0.2), "k": (4, -0.2), "j": (3, -0.2), "l": (3, 0.2), "u": (5, 0.2), "o": (5, -0.2)},
-    **{"g": (2, 1.0), "h": (2, -1.0)},
+    **{"z": (2, 1.0), "x": (2, -1.0)},
 }
-"""Keys of a player: the number of the action that each sets, and what to."""
+"""Keys of a player: the number of the action that each sets, and what to (of `Play`)."""
+
+WORDS = "W S, A D, E C move the arm, I K, J L, U O turn it, Z closes and X opens the gripper"
 
 
 def bins_of(actions: Tensor) -> Tensor:

@@ -23,8 +23,7 @@ from fastcar_cli.system.plain_data import parse_json, wrong
 
 FPS, _SINGLE, _MULTI = 3, 5, 9
 
-MODELS = tuple(f"rt1-world-model-{kind}-step-{way}" for kind in ("single", "multi") for way in ("base", "rlvr"))
-"""Names of the released models."""
+_RLVR = tuple(f"rt1-world-model-{kind}-step-{way}" for kind in ("single", "multi") for way in ("base", "rlvr"))
 
 TOKENIZERS = {"single": "rt1-frame-tokenizer", "multi": "rt1-compressive-tokenizer"}
 """Names of the released tokenizers by kind of model."""
@@ -67,12 +66,12 @@ class RLVRCheckpoint(LlamaCheckpoint):
     def companions(name: str) -> Mapping[str, tuple[str, ...]]:
         """See `Released`."""
         files = "config.json", f"{WEIGHTS['tokenizer']}.safetensors"
-        return {f"thuml/{TOKENIZERS['multi' if '-multi-' in name else 'single']}": files} if name in MODELS else {}
+        return {f"thuml/{TOKENIZERS['multi' if '-multi-' in name else 'single']}": files} if name in _RLVR else {}
 
     @staticmethod
     def published_spec(name: str) -> RLVRSpec | None:
         """See `Released`."""
-        if name not in MODELS:
+        if name not in _RLVR:
             return None
         multi = "-multi-" in name
         decoder = DecoderSpec(
@@ -125,7 +124,7 @@ class RLVRCheckpoint(LlamaCheckpoint):
             if not (self.tokenizer / "config.json").is_file():
                 raise RequestError("is not the folder of a tokenizer", key="tokenizer", value=self.tokenizer)
             return [self.tokenizer]
-        beside = [self.folder / "tokenizer", *(self.folder.absolute().parent / name for name in TOKENIZERS.values())]
+        beside = [self.folder.absolute().parent / name for name in TOKENIZERS.values()]
         cached = [try_to_load_from_cache(f"thuml/{name}", "config.json") for name in TOKENIZERS.values()]
         return beside + [Path(file).parent for file in cached if isinstance(file, str)]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from fastcar_cli.inputs.prompt import OnProgress, Part
 from fastcar_cli.models.ivideogpt.tokenizer import CrossKV
 from fastcar_cli.models.network import FramesNetwork, FrameSpec, Layout, Play, Spec
-from fastcar_cli.models.rlvr.actions import BINS, KEYS, PARTS, REST, bins_of
+from fastcar_cli.models.rlvr.actions import BINS, KEYS, PARTS, REST, WORDS, bins_of
 from fastcar_cli.models.rlvr.tokenizer import CompressiveSpec, CompressiveTokenizer, FrameTokenizer, FrameTokenizerSpec
 from fastcar_cli.system.plain_data import WHOLE, Size
 
@@ -84,7 +84,7 @@ class RLVRSpec(Spec):
     @property
     def play(self) -> Play:
         """See `Spec`."""
-        return Play(REST, KEYS)
+        return Play(REST, KEYS, WORDS)
 
     @property
     def repeats(self) -> bool:
