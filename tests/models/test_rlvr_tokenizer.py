@@ -16,6 +16,7 @@ from support.paths import GOLDEN_ROBOT as GOLDEN
 from torch import Tensor, nn
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models.convolutions import WIDE, Upsample
 from fastcar_cli.models.fsq import codes_of
 from fastcar_cli.models.ivideogpt.blocks import CrossAttention, shown_pixels
 from fastcar_cli.models.rlvr.tokenizer import CompressiveSpec, CompressiveTokenizer, FrameTokenizer, FrameTokenizerSpec
@@ -256,6 +257,31 @@ def test_frames_drawn_in_bfloat16_differ_a_little() -> None:
     assert half.dtype == torch.float32
     assert 0 < float((half - whole).abs().mean()) < 4
     assert torch.equal(tokenizer.encode_context(frames_of("multi")[:, 0])[0], context)
+
+
+def test_wide_maps_are_doubled_as_narrow_ones_are() -> None:
+    torch.manual_seed(0)
+    doubled = Upsample(WIDE).requires_grad_(False)
+    x = torch.randn(2, WIDE, 5, 7)
+    wanted = doubled.conv(nn.functional.interpolate(x, scale_factor=2.0, mode="nearest"))
+    close(doubled(x), wanted, 5e-6)
+    close(doubled(x.contiguous(memory_format=torch.channels_last)), wanted, 5e-6)
+
+
+@torch.inference_mode()
+def test_wide_networks_give_what_the_same_layers_give_in_usual_order() -> None:
+    """The frame tokenizer's decoder layer by layer, each on contiguous maps in float64."""
+    torch.manual_seed(0)
+    spec = FrameTokenizerSpec(channels=(WIDE, WIDE), blocks=1, latent=4, groups=32, levels=(5, 3))
+    tokenizer = FrameTokenizer(spec).eval()
+    codes = torch.randint(0, spec.codes, (1, FRAME))
+    found, decoder = tokenizer.decode(codes), tokenizer.double().decoder
+    vectors = codes_of(codes, spec.levels).double().unflatten(1, spec.grid).permute(0, 3, 1, 2)
+    x = decoder.mid_block(decoder.conv_in(tokenizer.post_quant_linear(vectors)))
+    x = decoder.get_submodule("up_blocks.1.resnets.0")(decoder.get_submodule("up_blocks.0.resnets.0")(x))
+    x = nn.functional.interpolate(x, scale_factor=2.0, mode="nearest")
+    x = decoder.get_submodule("up_blocks.1.upsamplers.0.conv")(x)
+    close(found.double(), decoder.conv_out(nn.functional.silu(decoder.conv_norm_out(x))), 1e-4)
 
 
 FRAME_CONFIG = {"_class_name": "CNNFSQModel256", "block_out_channels": [32, 64], "norm_num_groups": 16}

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from fastcar_cli.models.convolutions import ResnetBlock, Stack, Upsample, conv, norm
+from fastcar_cli.models.convolutions import WIDE, ResnetBlock, Stack, Upsample, conv, norm
 from fastcar_cli.models.decoder import KV
 from fastcar_cli.system.plain_data import WHOLE, Flag, Layers, Size
 
@@ -218,6 +218,8 @@ class ConvHalf(nn.Module):
             if sampled:
                 parts |= {"upsamplers.0": Upsample(widths[-1])} if up else {"downsamplers.0": Downsample(widths[-1])}
             levels.append(Stack(parts))
+        # What maps take less time and memory in.
+        self.form = torch.channels_last if min(spec.channels) >= WIDE else torch.preserve_format
         self.up, self.levels = up, "up_blocks" if up else "down_blocks"
         self.conv_in, self.mid_block = conv(first, sizes[0][0][0]), Stack(dict(middle))
         self.add_module(self.levels, levels)
@@ -249,14 +251,14 @@ class ConvHalf(nn.Module):
                 features[level] = x = self.cross_att_blocks[self.at[level]](x, cross[level]) if cross else x
             return x
 
-        x = self.conv_in(x)
+        x = self.conv_in(x.to(memory_format=self.form))
         if self.up:
             x = after(-1, self.mid_block(x))
         for level, block in enumerate(cast(nn.ModuleList, self.get_submodule(self.levels))):
             x = after(level, block(x))
         if not self.up:
             x = self.mid_block(x)
-        return self.conv_out(F.silu(self.conv_norm_out(x))), features
+        return self.conv_out(F.silu(self.conv_norm_out(x), inplace=True)), features
 
 
 def network_pixels(frames: Tensor) -> Tensor:
