@@ -40,8 +40,8 @@ OPTIONS = {
     """,
     "convert": "--calibrate --debug --depth-dtype --dtype --format --json --output --quiet --threads",
     "profile": """
-        --backend --compare --debug --decode --device --dtype --executor --format --fpga --json --model --repeats
-        --replay-ratio --rows --save --seed --seq --tau --threads
+        --backend --compare --debug --decode --device --dry-run --dtype --executor --format --fpga --json --model
+        --repeats --replay-ratio --rows --save --seed --seq --tau --threads
     """,
     "sweep": """
         --actions --axis --backend --config --debug --draft --draft-window --dry-run --engine --format

@@ -14,7 +14,7 @@ import typer
 from fastcar_cli.cli.flags import check_file, check_made, given, one_of, refuse
 from fastcar_cli.cli.inputs import ONE_RUN, Given, folder_for, is_list
 from fastcar_cli.cli.options import Flags, GenerateOptions, options
-from fastcar_cli.cli.render import Results, console, facts, lacking, note
+from fastcar_cli.cli.render import Results, add_memory, console, facts, lacking, note
 from fastcar_cli.config.lists import MOST, parse_seeds, shard_of
 from fastcar_cli.config.run_config import RunConfig, load_config, load_sources, notices, surroundings
 from fastcar_cli.errors import Key, RequestError, RunError
@@ -297,11 +297,7 @@ def _table(document: dict[str, Any], plan: Any) -> None:
     for name, size in document["files"].items():
         state = "missing" if name in document["missing"] else gib(size)
         table.add_row("file", f"{name}  {state}" + ("  (to download)" if name in document["to_download"] else ""))
-    table.add_row("weights", f"{gib(plan.weights)} in {plan.dtype}")
-    table.add_row("KV cache", gib(plan.kv_cache))
-    table.add_row("replay cache", gib(plan.replay_cache) if plan.replay_cache else "none (tau off)")
-    table.add_row("memory", f"{gib(plan.needed)} with {gib(plan.base)} for the process; {gib(plan.available)} free")
-    table.add_row("fits", ("yes" if plan.fits else "no") + f", on {plan.device}")
+    add_memory(table, plan)
     table.add_row(
         "replay ceiling",
         f"{plan.ceiling:.2f}x where memory is the limit (computed: MLPs are {plan.mlp_share:.0%} of the bytes a step "

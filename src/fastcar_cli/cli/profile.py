@@ -13,9 +13,9 @@ from rich.text import Text
 
 from fastcar_cli.cli.flags import check_file, refuse
 from fastcar_cli.cli.options import Accelerator, Flags, Json, options
-from fastcar_cli.cli.render import Results, columns, console, note, progress
+from fastcar_cli.cli.render import Results, add_memory, columns, console, facts, note, progress
 from fastcar_cli.config import choices
-from fastcar_cli.config.run_config import load_config, surroundings
+from fastcar_cli.config.run_config import RunConfig, load_config, surroundings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.system.files import read_text, write_whole
 
@@ -39,6 +39,7 @@ def profile(
     seed: int = typer.Option(0, help="Seed of --decode.", min=0, max=2**63 - 1),
     save: Path | None = typer.Option(None, help="Save the result to this JSON file."),
     compare: Path | None = typer.Option(None, help="Print ratios to this saved result."),
+    dry: bool = typer.Option(False, "--dry-run", help="Print how much memory and how many layers; measure nothing."),
     as_json: Json = False,
 ) -> None:
     """Time a decode step by module and context length, or a whole video with --decode.
@@ -51,17 +52,19 @@ def profile(
 
     run = load_config(None, (), flags, surroundings())
     model = run.model
-    _refuse(ctx, backend, decode, seq, model)
+    _refuse(ctx, backend, decode, seq, dry, model)
     spec = spec_of(model)
     # Frame models are measured at their full length.
     usual = "2k,4k,8k" if spec.layout.prefix is None else str(spec.decoder.max_positions)
     lengths = [] if decode is not None and seq is None else parse_lengths(seq or usual)
     earlier = _read(compare) if compare is not None else None
     check_file("--save", save)
+    measured = run.changed({"runtime.dtype": dtype})
+    if dry:
+        return _dry_run(measured, lengths, rows, repeats, as_json)
     if backend == "fpga-sim":
         document = emulated_lengths(spec, model, lengths, rows or (2 if spec.layout.guided else 1), fpga)
     else:
-        measured = run.changed({"runtime.dtype": dtype})
         with progress(console(), "lengths") as bar:
             task = bar.add_task("measuring", total=len(lengths), visible=bool(lengths))
             on_length = partial(bar.advance, task)
@@ -78,7 +81,7 @@ def profile(
         show(document)
 
 
-def _refuse(ctx: typer.Context, backend: str, decode: str | None, seq: str | None, model: str) -> None:
+def _refuse(ctx: typer.Context, backend: str, decode: str | None, seq: str | None, dry: bool, model: str) -> None:
     from fastcar_cli.checkpoints.architectures import published
 
     if decode is None:
@@ -89,12 +92,28 @@ def _refuse(ctx: typer.Context, backend: str, decode: str | None, seq: str | Non
     if backend == "torch":
         refuse(ctx, ("fpga",), "with the backend torch", "it needs --backend fpga-sim")
     else:
-        of_torch = ("dtype", "device", "threads", "executor", "repeats", "replay_ratio", "decode")
+        of_torch = ("dtype", "device", "threads", "executor", "repeats", "replay_ratio", "decode", "dry")
         refuse(ctx, of_torch, "with an emulated accelerator", "leave it out, or leave out --backend fpga-sim")
+    if dry:
+        refuse(ctx, ("decode", "save", "compare"), "with --dry-run", "leave it out; generate --dry-run plans a video")
     if decode is not None and published(model) is not None:
         raise RequestError(
             f"--decode needs real weights; profile runs {model} with random ones", hint="--model mini or a folder"
         )
+
+
+def _dry_run(run: RunConfig, lengths: list[int], rows: int | None, repeats: int, as_json: bool) -> None:
+    from fastcar_cli.profile.profile_report import plan_profile
+
+    asked = plan_profile(run, lengths, rows, repeats)
+    if as_json:
+        typer.echo(json.dumps({"model": run.model, **asked.to_dict()}))
+        return
+    table = facts(f"{run.model}: nothing was measured")
+    weights = "random weights" if asked.random else "its own weights"
+    table.add_row("layers", f"{asked.layers} of {asked.checkpoint.spec.decoder.layers}, {weights}, rows: {asked.rows}")
+    add_memory(table, asked.plan)
+    Results().print(table)
 
 
 def _decoded(model: str, prompt: str, tau: str, seed: int, device: str, dtype: str) -> dict[str, Any]:

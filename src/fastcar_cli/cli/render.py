@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from fastcar_cli.checkpoints.memory_plan import MemoryPlan
+
 PLAIN_SECONDS = 60.0
 """Seconds between progress lines if standard error is not a terminal."""
 
@@ -194,6 +196,17 @@ def facts(title: str) -> Table:
     table.add_column(style="bold")
     table.add_column()
     return table
+
+
+def add_memory(table: Table, plan: MemoryPlan) -> None:
+    """Add a memory plan to a table of facts."""
+    from fastcar_cli.checkpoints.memory_plan import gib
+
+    table.add_row("weights", f"{gib(plan.weights)} in {plan.dtype}")
+    table.add_row("KV cache", gib(plan.kv_cache))
+    table.add_row("replay cache", gib(plan.replay_cache) if plan.replay_cache else "none (tau off)")
+    table.add_row("memory", f"{gib(plan.needed)} with {gib(plan.base)} for the process; {gib(plan.available)} free")
+    table.add_row("fits", ("yes" if plan.fits else "no") + f", on {plan.device}")
 
 
 def summary(report: dict[str, Any], verbose: bool = False) -> Table:

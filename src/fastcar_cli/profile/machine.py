@@ -75,8 +75,13 @@ class Stream:
 
     def __init__(self, device: torch.device, size: int = 2**28) -> None:
         self._device, self._size, self._at = device, size, 0
-        cache = largest_cache() if device.type == "cpu" else 0
-        self._windows = torch.ones(max(2, -(-4 * cache // size)), size // 4, dtype=torch.float32, device=device)
+        self._windows = torch.ones(self.bytes_on(device, size) // size, size // 4, dtype=torch.float32, device=device)
+
+    @staticmethod
+    def bytes_on(device: torch.device | str, size: int = 2**28) -> int:
+        """Bytes that it takes on a device."""
+        cache = largest_cache() if torch.device(device).type == "cpu" else 0
+        return max(2, -(-4 * cache // size)) * size
 
     def _next(self) -> torch.Tensor:
         self._at = (self._at + 1) % len(self._windows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.checkpoints.architectures import published
-from fastcar_cli.checkpoints.memory_plan import default_dtype
-from fastcar_cli.checkpoints.open import load, open_model
+from fastcar_cli.checkpoints.memory_plan import MemoryPlan, default_dtype
+from fastcar_cli.checkpoints.open import open_model
 from fastcar_cli.config.run_config import RunConfig
 from fastcar_cli.config.tau import OFF, Tau
 from fastcar_cli.decoding.drafts.drafts import DraftSettings
@@ -23,7 +23,7 @@ from fastcar_cli.decoding.executors import native
 from fastcar_cli.decoding.replay.replay import ReplayRule, ReplayStats
 from fastcar_cli.errors import RequestError
 from fastcar_cli.kernels.native import MOST_ROWS, instruction_set
-from fastcar_cli.models.checkpoint import DTYPES
+from fastcar_cli.models.checkpoint import DTYPES, Checkpoint
 from fastcar_cli.models.network import Spec
 from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_cli.pipeline.resolve import resolve_device
@@ -31,6 +31,7 @@ from fastcar_cli.profile.machine import measure_machine
 from fastcar_cli.profile.profiler import (
     Shape,
     decode_from,
+    plan_steps,
     profile_length,
     random_shape,
     replay_table,
@@ -43,42 +44,85 @@ from fastcar_fpga import Emulator, preset_for, workload_of
 WINDOWS = (1, 2, 4, 8, 16)  # draft lengths whose passes are timed
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What steps of a model are timed in: a checkpoint of `random` weights or with its own, and the memory of it."""
+
+    checkpoint: Checkpoint
+    random: bool
+    dtype: str
+    device: str
+    rows: int
+    passes: int
+    layers: int
+    plan: MemoryPlan
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, what `--dry-run` prints."""
+        return {"rows": self.rows, "layers": self.of_layers, **self.plan.to_dict()}
+
+    @property
+    def of_layers(self) -> dict[str, Any]:
+        """For JSON: how many layers run."""
+        depth = self.checkpoint.spec.decoder.layers
+        return {"measured": self.layers, "scaled_to": depth, "random_weights": self.random}
+
+    def shape(self, longest: int) -> Shape:
+        """Load it, or make random weights."""
+        spec = self.checkpoint.spec
+        if self.random:
+            return random_shape(spec, self.dtype, self.device, self.rows, longest, self.passes)
+        return Shape(self.checkpoint.load(self.dtype, self.device).network, spec, self.layers, False)
+
+
+def plan_profile(run: RunConfig, lengths: Sequence[int], rows: int | None, repeats: int) -> Asked:
+    """What `profile_steps` runs at these context lengths; nothing is loaded.
+
+    Raises RequestError for a model that can't be timed and a length that is shorter than its prompt.
+    """
+    model, device, dtype = run.model, resolve_device(run.runtime.device), str(run.runtime.dtype)
+    dtype = _own_dtype(model, default_dtype(device)) if dtype == "auto" else dtype
+    random = published(model) is not None
+    checkpoint = published(model) or open_model(model)
+    layout = checkpoint.spec.layout
+    rows = rows or (2 if (layout.guided if random else checkpoint.defaults.cfg != 1.0) else 1)
+    least = 0 if layout.prefix is None else layout.prefix + layout.stride + 2
+    if min(lengths, default=least) < least:
+        prompt = f"the prompt of {model} takes {layout.prefix} tokens, the first frame {layout.stride}"
+        raise RequestError(f"--seq {min(lengths)}: {prompt}", allowed=f"{least} or more")
+    passes = max(2 * repeats + 3, (repeats + 3) * len(WINDOWS))
+    plan, layers = plan_steps(checkpoint.spec, dtype, device, rows, max(lengths, default=1), passes, random)
+    return Asked(checkpoint, random, dtype, device, rows, passes, layers, plan)
+
+
 def profile_steps(
     run: RunConfig, lengths: Sequence[int], rows: int | None, repeats: int, ratio: float, on_length: Callable[[], None]
 ) -> dict[str, Any]:
     """Time the machine and steps of a run's model at these context lengths; the document for JSON.
 
     rows: of the batch; None: those of one video. repeats: timed steps a length and kind. ratio: of the replay that
-    drafts are compared with. `on_length` is called after each length. Raises RequestError for a model that can't be
-    timed and a length that is shorter than its prompt.
+    drafts are compared with. `on_length` is called after each length. Raises RequestError as `plan_profile` does.
     """
-    model, device, dtype = run.model, resolve_device(run.runtime.device), str(run.runtime.dtype)
     torch.set_num_threads(run.runtime.threads or min(torch.get_num_threads(), cores()))
-    dtype = _own_dtype(model, default_dtype(device)) if dtype == "auto" else dtype
-    machine = measure_machine(torch.device(device), DTYPES[dtype])
+    asked = plan_profile(run, lengths, rows, repeats)
+    machine = measure_machine(torch.device(asked.device), DTYPES[asked.dtype])
     done: list[dict[str, Any]] = []
-    document = {"machine": machine.to_dict(), "model": model, "backend": "torch", "lengths": done}
+    document = {"machine": machine.to_dict(), "model": run.model, "backend": "torch", "lengths": done}
     if not lengths:
         return document | {"replay": {}}
-    shape, rows = _shape(model, dtype, device, rows, max(lengths))
+    shape, rows = asked.shape(max(lengths)), asked.rows
     executor, why = _executor(run.runtime.executor, shape)
-    layout = shape.spec.layout
-    least = 0 if layout.prefix is None else layout.prefix + layout.stride + 2
-    if min(lengths) < least:
-        prompt = f"the prompt of {model} takes {layout.prefix} tokens, the first frame {layout.stride}"
-        raise RequestError(f"--seq {min(lengths)}: {prompt}", allowed=f"{least} or more")
     drafts = []
-    vision = vision_seconds(shape.network, max(1, rows // 2) if layout.guided else rows)
+    vision = vision_seconds(shape.network, max(1, rows // 2) if shape.spec.layout.guided else rows)
     for seq in lengths:
         done.append(profile_length(shape, machine, rows, seq, repeats=repeats, vision=vision, executor=executor))
         drafts.append(draft_table(shape, rows, seq, repeats, ratio))
         on_length()
-    depth = shape.spec.decoder.layers
     return document | {
         "replay": {"rows": rows, "lengths": [replay_table(x, rows) for x in done]},
         "drafts": [table for table in drafts if table is not None],
         "executor": {"name": executor, "why": why},
-        "layers": {"measured": shape.layers, "scaled_to": depth, "random_weights": shape.random},
+        "layers": asked.of_layers,
     }
 
 
@@ -102,17 +146,6 @@ def _own_dtype(model: str, default: str) -> str:
         said = f"--model {model}: its weights are {formats[0]}, but profile times modules in floats"
         raise RequestError(said, hint="profile the original model, or a whole video with --decode")
     return formats[0]
-
-
-def _shape(model: str, dtype: str, device: str, rows: int | None, longest: int) -> tuple[Shape, int]:
-    """What runs, and rows of it."""
-    if (checkpoint := published(model)) is not None:
-        count = rows or (2 if checkpoint.spec.layout.guided else 1)
-        return random_shape(checkpoint.spec, dtype, device, count, longest), count
-    loaded = load(model, dtype, device)
-    count = rows or (1 if loaded.defaults.cfg == 1.0 else 2)
-    spec = loaded.network.spec
-    return Shape(loaded.network, spec, spec.decoder.layers, False), count
 
 
 def ratios(now: dict[str, Any], before: dict[str, Any]) -> list[dict[str, Any]]:
@@ -143,18 +176,18 @@ def _seconds(shape: Shape, rows: int, seq: int, rounds: int, lengths: list[int],
     """Least seconds by draft length, in turns, of passes that make one token final; the first two of each warm up."""
     draft = DraftSettings("frame", max(lengths), accept=0.0)
     settings: dict[str, Any] = {"rule": ReplayRule(tau), "draft": draft, "executor": "native"}
-    decode, steps = decode_from(shape, rows, seq, (rounds + 3) * len(lengths), **settings)
-    clock = decode.clock
     least = dict.fromkeys(lengths, math.inf)
-    for turn in range(rounds + 3):
-        for length in lengths:
-            if decode.drafter is not None:
-                decode.drafter.window = length
-            before = clock.decode, clock.draw
-            next(steps)
-            draw = clock.draw - before[1]
-            if turn >= 2:
-                least[length] = min(least[length], (clock.decode - before[0] - draw) * shape.scale + draw)
+    with decode_from(shape, rows, seq, (rounds + 3) * len(lengths), **settings) as (decode, steps):
+        clock = decode.clock
+        for turn in range(rounds + 3):
+            for length in lengths:
+                if decode.drafter is not None:
+                    decode.drafter.window = length
+                before = clock.decode, clock.draw
+                next(steps)
+                draw = clock.draw - before[1]
+                if turn >= 2:
+                    least[length] = min(least[length], (clock.decode - before[0] - draw) * shape.scale + draw)
     return least
 
 

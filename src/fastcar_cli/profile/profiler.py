@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastcar_cli.checkpoints.memory_plan import MemoryPlan, available_bytes, gib
+from fastcar_cli.checkpoints.memory_plan import BASE, Demand, MemoryPlan, gib, make_plan
 from fastcar_cli.config.run_config import RunConfig
 from fastcar_cli.config.tau import OFF, Tau
 from fastcar_cli.decoding.batch import DecodeSettings
@@ -38,7 +38,7 @@ from fastcar_cli.system.device import synchronise
 LAYER_PARTS = ("attention.", "mlp.", "tas")
 """Parts that every layer has, scaled to the full depth where fewer layers run."""
 
-BUDGET = 10 * 2**30  # most bytes the layers with random weights may take in the memory of the machine
+BUDGET = 10 * 2**30  # most bytes that a profile with random weights may take in the memory of the machine
 SMALL = 2**29  # bytes of weights up to which a model is loaded to be measured
 
 
@@ -70,29 +70,47 @@ class Shape:
         return self.spec.decoder.layers / self.layers
 
 
-def random_shape(spec: Spec, dtype: str, device: str, rows: int, longest: int) -> Shape:
-    """A network of the true widths with random weights and as many layers as fit; RequestError where none does."""
-    size, decoder = DTYPES[dtype].itemsize, spec.decoder
-    one = empty_network(replace(spec, decoder=replace(decoder, layers=1))).to(DTYPES[dtype])
-    layer = one.weights_bytes("llm.layers.")
-    rest = one.weights_bytes() - layer
-    numbers = 2 * (longest + 128) * decoder.kv_heads * decoder.head_dim + spec.tokens_per_frame * decoder.width
-    cache = rows * numbers * size
-    free = int(0.7 * available_bytes(device))
+def plan_steps(
+    spec: Spec, dtype: str, device: str, rows: int, longest: int, passes: int, random: bool = True
+) -> tuple[MemoryPlan, int]:
+    """The memory of `decode_from` at `longest` tokens, and the layers that run: with random weights as many as fit.
+
+    Raises RequestError where none does.
+    """
+
+    def plan(layers: int) -> MemoryPlan:
+        network = empty_network(replace(spec, decoder=replace(spec.decoder, layers=layers)))
+        prompt, _, frames = _extent(spec, longest, passes, True)
+        demand = Demand(rows, frames, prompt, replaying=layers)
+        return make_plan(network, WeightFormat(dtype, DTYPES[dtype]), demand, device)
+
+    layers = spec.decoder.layers
+    one, two = plan(1), plan(2)
+    free = int(0.7 * one.available)
     free = free if device.startswith("cuda") else min(BUDGET, free)
-    layers = min(decoder.layers, (free - rest) // (layer + cache))
+    if random:
+        layers = min(layers, 1 + (free - one.needed) // (two.needed - one.needed))
     if layers < 1:
-        needs = f"{gib(rest)} beside the layers + {gib(layer)} a layer + {gib(cache)} caches a layer with {rows} rows"
         hint = ("a smaller ", Key("seq"), ", fewer ", Key("rows"), ", or ", Key("dtype"), " bfloat16")
-        whole = f"{needs} = {gib(rest + layer + cache)}, {gib(free)} may be used"
-        raise RequestError(f"one layer at {longest} tokens does not fit: {whole}", hint=hint)
-    network = empty_network(replace(spec, decoder=replace(decoder, layers=int(layers))))
-    stored = WeightFormat(dtype, DTYPES[dtype]).on(network)
-    shapes = {name: like.shape for name, like in network.state_dict().items()}
+        said = f"{one.arithmetic()} = {gib(one.needed)}, {gib(free)} may be used"
+        raise RequestError(f"one layer at {longest} tokens does not fit: {said}", hint=hint)
+    chosen = plan(layers)
+    # The machine is measured first, in memory that is free again when the model is made.
+    probe = max(0, BASE + Stream.bytes_on(device) - chosen.needed)
+    return replace(chosen, base=chosen.base + probe), layers
+
+
+def random_shape(spec: Spec, dtype: str, device: str, rows: int, longest: int, passes: int = 64) -> Shape:
+    """A network of the true widths with random weights and as many layers as fit; RequestError where none does."""
+    _, layers = plan_steps(spec, dtype, device, rows, longest, passes)
+    network = empty_network(replace(spec, decoder=replace(spec.decoder, layers=layers)))
+    stored, shared = WeightFormat(dtype, DTYPES[dtype]).on(network), network.shared()
+    shapes = {name: like.shape for name, like in network.state_dict().items() if name not in shared}
     # Drawing billions of numbers would take longer than measuring.
     random = {k: random_tensor(k, shape, stored.float_of(k), 0, 2**20, device) for k, shape in shapes.items()}
+    random |= {name: random[first] for name, first in shared.items()}
     network.load_state_dict(random, assign=True)
-    return Shape(ready(network, torch.device(device)), spec, int(layers), True)
+    return Shape(ready(network, torch.device(device)), spec, layers, True)
 
 
 def random_tensor(
@@ -105,7 +123,10 @@ def random_tensor(
     scale = 1.0 if "embed_tokens" in key else shape[1:].numel() ** -0.5
     rows = min(shape[0], max(1, drawn // shape[1:].numel()))
     block = (torch.randn(rows, *shape[1:], generator=generator) * scale).to(device, dtype)
-    return block.repeat(-(-shape[0] // rows), *[1] * (len(shape) - 1))[: shape[0]].contiguous()
+    whole = torch.empty(shape, dtype=dtype, device=device)
+    for piece in whole.split(rows):
+        piece.copy_(block[: len(piece)])
+    return whole
 
 
 @contextlib.contextmanager
@@ -181,15 +202,26 @@ def decode_of(network: Network, rows: int, prompt: int, frames: int, **settings:
     return Decode.of(network, [[1] * prompt] * rows, chosen, noise)
 
 
-def decode_from(
-    shape: Shape, rows: int, seq: int, passes: int, *, aligned: bool = True, **settings: Any
-) -> tuple[Decode, Iterator[Any]]:
-    """A decode with `seq` tokens of context, and its next `passes`; with `aligned` all have an aligned token."""
-    layout = shape.spec.layout
+def _extent(spec: Spec, seq: int, passes: int, aligned: bool) -> tuple[int, int, int]:
+    """Prompt tokens, the first position that is decoded after `seq` tokens, and frames with room for passes."""
+    layout = spec.layout
     text = layout.prefix or min(12, max(1, seq - 1))
     first = max(1, seq - text, layout.stride + 1 if aligned else 1)
-    decode = decode_of(shape.network, rows, text, -(-(first + passes + 1) // layout.stride), **settings)
-    return decode, decode.steps(first=first)
+    return text, first, -(-(first + passes + 1) // layout.stride)
+
+
+@contextlib.contextmanager
+def decode_from(
+    shape: Shape, rows: int, seq: int, passes: int, *, aligned: bool = True, **settings: Any
+) -> Iterator[tuple[Decode, Iterator[Any]]]:
+    """A decode with `seq` tokens of context, and its next `passes`; with `aligned` all have an aligned token."""
+    text, first, frames = _extent(shape.spec, seq, passes, aligned)
+    decode = decode_of(shape.network, rows, text, frames, **settings)
+    try:
+        yield decode, decode.steps(first=first)
+    finally:
+        # It holds its executor, which holds it: without this the caches would wait for the garbage collector.
+        decode.release()
 
 
 _NEVER = Tau((1e30,))  # a threshold that every score is compared with and none exceeds
@@ -203,21 +235,21 @@ def measure_step(
     # Native kernels score what may replay, and store no scores.
     rule = ReplayRule(_NEVER if timed and scored and tau.off else tau)
     settings: dict[str, Any] = {"rule": rule, "keep_tas": scored and not timed, "executor": executor}
-    decode, steps = decode_from(shape, rows, seq, 2 * repeats + warm + 1, aligned=scored, **settings)
     whole: list[float] = []
     parts: dict[str, list[float]] = {}
-    for _ in range(warm):
-        next(steps)
-    for _ in range(repeats):
-        synchronise(device)
-        began = time.perf_counter()
-        next(steps)
-        synchronise(device)
-        whole.append(time.perf_counter() - began)
-        with _clocked(decode) if timed else _marked(decode) as seconds:
+    with decode_from(shape, rows, seq, 2 * repeats + warm + 1, aligned=scored, **settings) as (decode, steps):
+        for _ in range(warm):
             next(steps)
-        for name, value in seconds.items():
-            parts.setdefault(name, []).append(value)
+        for _ in range(repeats):
+            synchronise(device)
+            began = time.perf_counter()
+            next(steps)
+            synchronise(device)
+            whole.append(time.perf_counter() - began)
+            with _clocked(decode) if timed else _marked(decode) as seconds:
+                next(steps)
+            for name, value in seconds.items():
+                parts.setdefault(name, []).append(value)
     spread = (max(whole) - min(whole)) / statistics.median(whole) if len(whole) > 1 else 0.0
     return Measured({k: statistics.median(v) for k, v in parts.items()}, statistics.median(whole), spread)
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.system.files import flush
+from fastcar_cli.system.limits import give_back_memory
 from fastcar_cli.system.plain_data import read_json
 from fastcar_cli.weights.formats import stored_parts, widen_stored
 from fastcar_cli.weights.torchscript import TorchScriptFile
@@ -262,6 +263,8 @@ class Weights:
             self._done += piece.nbytes
             del piece
             if self._mapped >= PIECE:
+                # Tensors that are rounded leave freed blocks between those that stay.
+                give_back_memory()
                 self._file.reopen()
                 self._mapped = 0
                 if self._progress is not None:
