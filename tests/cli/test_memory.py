@@ -16,7 +16,13 @@ from fastcar_lab.dummy.vila_u import write_configs, write_tokenizer, write_weigh
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="Linux reports the peak")]
 
-WIDE = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 8, "num_key_value_heads": 8}
+WIDE = {
+    "vocab_size": 1020,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+}
 # The peak of the child's own memory: that of getrusage includes what its parent had.
 CHILD = """
 import atexit, pathlib, sys
@@ -34,7 +40,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         wide = {f"llm__{key}": value for key, value in (WIDE | {"num_hidden_layers": layers}).items()}
         folders.append(tmp_path_factory.mktemp(f"layers{layers}"))
         write_configs(folders[-1], **small(**wide, tower__rqtransformer__input_embed_dim_2=1024))
-        write_tokenizer(folders[-1])
+        write_tokenizer(folders[-1], 1000)
         write_weights(folders[-1], torch.float32)
     return folders
 

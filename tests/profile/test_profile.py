@@ -135,6 +135,20 @@ def test_random_layers_are_as_many_as_fit_or_refused() -> None:
         random_shape(spec, "float32", "cpu", 10**6, 2**20)
 
 
+def test_a_dry_run_plans_what_fits_ten_gib(run: Run) -> None:
+    options = ("--model", "vila-u-7b", "--dtype", "bfloat16", "--seq", "8k", "--rows", "1", "--dry-run", "--json")
+    done = run("profile", *options)
+    plan = json.loads(done.stdout)
+    assert done.returncode == 0 and plan["needed_bytes"] <= 10 * 2**30 and plan["layers"]["scaled_to"] == 32
+    assert plan["needed_bytes"] == sum(
+        plan[f"{part}_bytes"] for part in ("weights", "kv_cache", "replay_cache", "base")
+    )
+    # Keys and values of 8k tokens of 4096 float32 numbers each, and room for the passes.
+    layers = plan["layers"]["measured"]
+    assert layers >= 1 and 0 <= plan["kv_cache_bytes"] - layers * 2 * 8192 * 4096 * 4 <= layers * 2 * 512 * 4096 * 4
+    assert run("profile", "--dry-run", "--decode", "a fox").returncode == 2
+
+
 @pytest.mark.parametrize("window", [None, 5])
 def test_fast_forward_is_where_decoding_would_be(window: int | None) -> None:
     model = tiny_model()

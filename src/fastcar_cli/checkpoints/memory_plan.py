@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -95,6 +96,10 @@ def peak_bytes(device: torch.device) -> int:
     """Peak memory so far: of the process on a CPU, of torch's allocator on a GPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    # On Linux getrusage counts what the parent had when it started this process.
+    with contextlib.suppress(OSError, ValueError):
+        words = Path("/proc/self/status").read_text(encoding="utf-8").split()
+        return int(words[words.index("VmHWM:") + 1]) * 1024
     if sys.platform == "win32":
         return 0
     import resource

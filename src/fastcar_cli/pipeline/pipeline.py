@@ -203,6 +203,10 @@ class VideoPipeline:
         size = self.batch_size(len(prompts))
         batches = range(0, len(prompts), size)
         total = len(batches) * self.settings.frames * self.tokens_per_frame
+        for run in self._runs:
+            # A decode holds its executor, which holds it: its caches would wait for the garbage collector.
+            if run.decode.done == run.decode.draws.tokens:
+                run.decode.release()
         self._runs = []
         for done, first in enumerate(batches):
             if self._runs:
