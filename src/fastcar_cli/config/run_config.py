@@ -31,7 +31,6 @@ from fastcar_cli.config.keys import (
     setting,
 )  # fmt: skip
 from fastcar_cli.config.presets import parse_yaml, preset_folder, presets, read_preset
-from fastcar_cli.config.tau import Tau
 from fastcar_cli.errors import Key, RequestError, Text
 
 
@@ -60,7 +59,7 @@ class RunConfig(Section):
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `from_dict`."""
         data = self.model_dump(mode="python")
-        data["replay"]["tau"] = tau_to_plain(self.replay.tau)
+        data["replay"]["tau"] = self.replay.tau.plain("off")  # null would mean "not given"
         return data
 
     def changed(self, keys: Mapping[str, Any]) -> RunConfig:
@@ -79,12 +78,6 @@ class RunConfig(Section):
     def to_yaml(self) -> str:
         """YAML that `load_config` reads."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
-
-
-def tau_to_plain(tau: Tau) -> Any:
-    """Thresholds for a configuration file, in which null would mean "not given"."""
-    plain = tau.plain()
-    return ["off" if v is None else v for v in plain] if isinstance(plain, list) else "off" if plain is None else plain
 
 
 FILE = "fastcar.yaml"
@@ -185,15 +178,12 @@ def _explain(error: ValidationError, where: Text | None) -> RequestError:
     problem = error.errors()[0]
     location = [str(p) for p in problem["loc"]]
     keys = settings()
+    known = [*keys, *{k.split(".")[0] for k in keys}]
+    if problem["type"] in ("extra_forbidden", "invalid_key"):
+        return _unknown(where, ".".join(location), known)
     # pydantic appends the member of a union that failed; only what is a key of ours is shown.
-    unknown = problem["type"] in ("extra_forbidden", "invalid_key")
-    while len(location) > 1 and not unknown and ".".join(location) not in keys:
-        if any(k.startswith(".".join(location) + ".") for k in keys):
-            break
-        location.pop()
-    key = ".".join(location)
-    if unknown:
-        return _unknown(where, key, [*keys, *{k.split(".")[0] for k in keys}])
+    paths = [".".join(location[:n]) for n in range(len(location), 0, -1)]
+    key = next((path for path in paths if path in known), paths[-1])
     allowed: str | None = re.sub("^(Value error, |(Input|String) should (be|have) )", "", problem["msg"])
     if problem["type"] in ("model_type", "dataclass_type", "string_pattern_mismatch"):
         allowed = None if key in keys else "a mapping of keys"

@@ -30,15 +30,6 @@ def _number(value: Any) -> float:
     return number
 
 
-def _plain(value: float) -> Plain:
-    return None if value == math.inf else "-inf" if value == -math.inf else value
-
-
-def _printed(value: float) -> str:
-    short = f"{value:g}"
-    return "off" if value == math.inf else short if float(short) == value else repr(value)
-
-
 @dataclass(frozen=True)
 class Tau:
     """Thresholds of the decoder's layers: `values` has one for all layers, or one per layer."""
@@ -74,13 +65,15 @@ class Tau:
             raise RequestError(said, key="tau", hint="give one for all layers, or one per layer")
         return self.values
 
-    def plain(self) -> Plain | list[Plain]:
-        """For JSON and YAML, readable by `read`: a number, None for off, '-inf', or a list with one per layer."""
-        return _plain(self.values[0]) if len(set(self.values)) == 1 else [_plain(v) for v in self.values]
+    def plain(self, off: str | None = None) -> Plain | list[Plain]:
+        """For JSON and YAML, readable by `read`: a number, `off`, '-inf', or a list with one per layer."""
+        each = [off if v == math.inf else "-inf" if v == -math.inf else v for v in self.values]
+        return each[0] if len(set(each)) == 1 else each
 
     def __str__(self) -> str:
         """For people and `--tau`, readable by `read`."""
-        return ",".join(map(_printed, dict.fromkeys(self.values) if len(set(self.values)) == 1 else self.values))
+        each = ["off" if v == math.inf else s if float(s := f"{v:g}") == v else repr(v) for v in self.values]
+        return each[0] if len(set(each)) == 1 else ",".join(each)
 
 
 OFF = Tau()  # dense decoding
