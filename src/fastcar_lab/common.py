@@ -10,7 +10,7 @@ from typing import Any
 
 from fastcar_cli.config.run_config import load_config
 from fastcar_cli.pipeline.pipeline import VideoPipeline
-from fastcar_cli.system.extras import need
+from fastcar_cli.system.plugins import need
 
 
 def commit() -> str | None:

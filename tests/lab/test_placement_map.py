@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastcar_cli.decoding import trace
-from fastcar_cli.inputs.worlds.physics import simulate
-from fastcar_cli.inputs.worlds.scenery import read_scenery
+from fastcar_cli.inputs.worlds.physics import read_scenery, simulate
 from fastcar_cli.models.bundled.placement_map import PlacementMap
 from fastcar_cli.models.checkpoint import GenerationDefaults, LoadedModel
 from fastcar_cli.models.vila_u.network import ModelSpec, VideoModel

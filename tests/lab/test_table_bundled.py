@@ -11,7 +11,7 @@ from support.processes import Run
 
 from fastcar_cli.checkpoints.open import folder_of, load, spec_of
 from fastcar_cli.config.run_config import load_config
-from fastcar_cli.inputs.worlds.scenery import read_scenery
+from fastcar_cli.inputs.worlds.physics import read_scenery
 from fastcar_cli.media import read_frames
 from fastcar_cli.models.vila_u.network import VideoModel
 from fastcar_cli.pipeline.pipeline import VideoPipeline

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastcar_cli.inputs.worlds.physics import simulate
-from fastcar_cli.inputs.worlds.scenery import read_scenery
+from fastcar_cli.inputs.worlds.physics import read_scenery, simulate
 from fastcar_cli.models.vila_u.network import VideoModel
 from fastcar_lab.training.decoder import TABLES, hidden_states, optimizers
 from fastcar_lab.training.loop import Watch

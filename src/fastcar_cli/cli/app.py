@@ -30,14 +30,14 @@ COMMANDS = {
     "play": ("play:play", "Steer a video during decoding, on a local web page; fastcar saves the session."),
     "demo": ("demo:demo", "Serve a local web page that makes videos and shows their replay maps; Ctrl-C stops it."),
     "fpga": ("fpga:fpga", "Time replay decisions on an emulated FPGA accelerator; `fastcar fpga rtl` writes its RTL."),
-    "fpga rtl": ("fpga_rtl:rtl", "Write the accelerator's RTL with inputs and expected results, and check it."),
+    "fpga rtl": ("", "Write the accelerator's RTL with inputs and expected results, and check it."),
     "models": ("models:models", "List the named models with input, output, size and source."),
     "models show": ("models:show", "Show a model's size, decoder, tokens per frame and terms, without its weights."),
     "pull": ("models:pull", "Download a model from the hub, so that later runs need no network."),
     "presets": ("config:presets", "List the bundled configurations and accelerators."),
     "config": ("config:config", "Print the effective configuration as YAML."),
 }
-"""Module, function and summary of each command."""
+"""Module and function (none where fastcar_lab has them), and summary of each command."""
 
 LABORATORY = {
     "train": "Train a bundled model from scratch; the same command resumes from the last checkpoint.",
@@ -59,10 +59,11 @@ class Lazy(Command):
 
 
 def _load(target: str) -> typer.Typer:
-    module, _, function = target.partition(":")
+    module, _, name = target.partition(":")
+    function = getattr(import_module(f"fastcar_cli.cli.{module}"), name) if target else plugins.of_fpga("rtl", "rtl")
     # Typer 0.19 takes no default here for a program of one command.
     program = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    program.command(cls=Command)(getattr(import_module(f"fastcar_cli.cli.{module}"), function))
+    program.command(cls=Command)(function)
     return program
 
 

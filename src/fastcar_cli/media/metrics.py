@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_cli.errors import Key, RequestError
-from fastcar_cli.system.extras import need
 from fastcar_cli.system.files import why_unread
+from fastcar_cli.system.plugins import need
 
 Images = NDArray[np.uint8]  # frames [T, H, W, 3]
 SSIM_WINDOW = 7  # side of SSIM's uniform window in pixels (scikit-image's default)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fastcar_cli.errors import FastcarError, Key, RequestError, RunError, Text
-from fastcar_cli.system.extras import need
+from fastcar_cli.system.plugins import need
 from fastcar_cli.system.signals import restored_sigterm
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_cli.profile.machine import names_of
 from fastcar_cli.sweep.grid import OFF, Cell
 from fastcar_cli.sweep.store import Store
-from fastcar_cli.system.extras import need
 from fastcar_cli.system.files import csv_of, write_whole
+from fastcar_cli.system.plugins import need
 
 QUALITY = ("ssim", "ms_ssim", "psnr_db", "lpips", "temporal")  # metrics for the knee; the first measured one counts
 SETTING = ("tau", "ratio", "score", "window", "gate", "backend", "draft")  # keys of a line of the summary

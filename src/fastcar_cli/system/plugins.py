@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import RequestError, Text
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -76,3 +77,21 @@ def world_of(reader: Any, height: int, width: int) -> JudgedWorld | None:
     """The world of which a model speaks, see `Recogniser`."""
     recognisers: list[Recogniser] = [entry.load() for entry in _entries(WORLDS)]
     return next((world for recognise in recognisers if (world := recognise(reader, height, width))), None)
+
+
+EXTRAS = {
+    **{"lpips": "lpips", "matplotlib": "plots", "pyarrow": "parquet", "ray": "ray", "scipy": "claims"},
+    **dict.fromkeys(("llama_cpp", "gguf"), "llama-cpp"),
+    **{"ik_llama_cpp": "ik-llama-cpp", "openvino": "openvino"},
+}
+"""Packages, and the extras in pyproject.toml that install them."""
+
+
+def need(module: str, what: Text) -> Any:
+    """Import a module of an optional package. Raises RequestError: `what` (a plot, a metric) needs its extra."""
+    try:
+        return importlib.import_module(module)
+    except (ImportError, RuntimeError) as e:  # the latter of a torchvision that was built for another torch
+        extra, why = EXTRAS[module.split(".")[0]], str(e).partition("\n")[0]
+        hint = f"pip install 'fastcar[{extra}]'"
+        raise RequestError((what, f" needs the extra fastcar[{extra}]: {why}"), hint=hint) from None

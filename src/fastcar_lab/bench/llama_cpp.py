@@ -14,7 +14,7 @@ import numpy as np
 
 from fastcar_cli.errors import RunError
 from fastcar_cli.models.decoder import DecoderSpec
-from fastcar_cli.system.extras import need
+from fastcar_cli.system.plugins import need
 from fastcar_lab.bench.rival import Rival, Run
 
 IK = "ik_llama.cpp"

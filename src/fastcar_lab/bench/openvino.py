@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fastcar_cli.models.decoder import DecoderSpec
-from fastcar_cli.system.extras import need
+from fastcar_cli.system.plugins import need
 from fastcar_lab.bench.rival import Rival, Run
 
 _GROUP, _PAGE, _PIECE = 32, 32, 256

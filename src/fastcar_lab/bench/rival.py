@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Any, Protocol
 
 from fastcar_cli.models.decoder import DecoderSpec
-from fastcar_cli.system.extras import need
+from fastcar_cli.system.plugins import need
 
 
 class Run(Protocol):

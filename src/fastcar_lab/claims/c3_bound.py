@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fastcar_cli.models.decoder import Block
-from fastcar_cli.system.extras import need
+from fastcar_cli.system.plugins import need
 from fastcar_lab.claims.finding import FAILS, HOLDS, PART, Finding, Plot, bars
 from fastcar_lab.claims.stats import Estimate, by_kind, by_prompt, estimate, over_layers, rank_correlation
 from fastcar_lab.claims.study import Arrays, Job, Study

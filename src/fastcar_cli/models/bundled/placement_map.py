@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastcar_cli.inputs.worlds.physics import STEP, TURNS, simulate
-from fastcar_cli.inputs.worlds.scenery import MapSpec, Scenery, read_scenery
+from fastcar_cli.inputs.worlds.physics import STEP, TURNS, MapSpec, Scenery, read_scenery, simulate
 from fastcar_cli.models.decoder import table
 
 _FAR = 19  # maximum distance in steps of an object from the middle of a patch that it appears in

@@ -10,7 +10,7 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from fastcar_cli.inputs.worlds.scenery import MapSpec
+from fastcar_cli.inputs.worlds.physics import MapSpec
 from fastcar_cli.models.bundled.placement_map import PlacementMap
 from fastcar_cli.models.decoder import Decoder, table
 from fastcar_cli.models.depth import DepthSpec, DepthTransformer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastcar_cli.inputs.worlds.scenery import MapSpec
+from fastcar_cli.inputs.worlds.physics import MapSpec
 from fastcar_cli.models.checkpoint import GenerationDefaults
 from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
