@@ -12,21 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from rich import progress as bars
 from rich.box import SIMPLE_HEAD
 from rich.color import Color
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from rich.segment import Segment
 from rich.style import Style
 from rich.table import Table
@@ -110,14 +99,14 @@ def note(target: Console, text: str, label: str = "note") -> None:
     target.print(Text.assemble((f"{label}:", "yellow"), f" {plain(text)}"), soft_wrap=True)
 
 
-class _Bar(Progress):
+class _Bar(bars.Progress):
     """A progress bar in a terminal; elsewhere one plain line per minute."""
 
     def __init__(
         self,
         target: Console,
         things: str,
-        *columns: ProgressColumn,
+        *columns: bars.ProgressColumn,
         clock: Callable[[], float],
         above: RenderableType | None = None,
     ) -> None:
@@ -127,17 +116,17 @@ class _Bar(Progress):
     def get_renderables(self) -> Iterable[RenderableType]:
         return [*([] if self._above is None else [self._above]), *super().get_renderables()]
 
-    def add_task(self, description: str, *args: Any, **options: Any) -> TaskID:
+    def add_task(self, description: str, *args: Any, **options: Any) -> bars.TaskID:
         return super().add_task(description, *args, **{"things": self._things, **options})
 
-    def update(self, task_id: TaskID, **changes: Any) -> None:
+    def update(self, task_id: bars.TaskID, **changes: Any) -> None:
         super().update(task_id, **changes)
         self._line(task_id)
 
-    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+    def advance(self, task_id: bars.TaskID, advance: float = 1) -> None:
         self.update(task_id, advance=advance)
 
-    def _line(self, task_id: TaskID) -> None:
+    def _line(self, task_id: bars.TaskID) -> None:
         if not self.disable or self._clock() - self._last < PLAIN_SECONDS:
             return
         self._last = self._clock()
@@ -158,18 +147,18 @@ def progress(
     things: str = "frames",
     clock: Callable[[], float] = time.monotonic,
     above: RenderableType | None = None,
-) -> Progress:
+) -> bars.Progress:
     """A progress bar in frames, bytes or other units, with the remaining time and a renderable above it."""
-    words = partial(TextColumn, markup=False)
-    done = (MofNCompleteColumn(), words("{task.fields[things]}"), TimeElapsedColumn())
-    by_byte = (DownloadColumn(binary_units=True), TransferSpeedColumn())
-    left = (*(by_byte if things == "bytes" else done), words("left"), TimeRemainingColumn())
-    return _Bar(target, things, words("{task.description}"), BarColumn(), *left, clock=clock, above=above)
+    words = partial(bars.TextColumn, markup=False)
+    done = (bars.MofNCompleteColumn(), words("{task.fields[things]}"), bars.TimeElapsedColumn())
+    by_byte = (bars.DownloadColumn(binary_units=True), bars.TransferSpeedColumn())
+    left = (*(by_byte if things == "bytes" else done), words("left"), bars.TimeRemainingColumn())
+    return _Bar(target, things, words("{task.description}"), bars.BarColumn(), *left, clock=clock, above=above)
 
 
-def reported(bar: Progress, *, in_percent: bool = False) -> Callable[[str, int, int], None]:
+def reported(bar: bars.Progress, *, in_percent: bool = False) -> Callable[[str, int, int], None]:
     """A function that takes the name of a part of the work, the work done and all of it, and shows them on the bar."""
-    tasks: dict[str, TaskID] = {}
+    tasks: dict[str, bars.TaskID] = {}
 
     def on_progress(part: str, done: int, total: int) -> None:
         if part not in tasks:

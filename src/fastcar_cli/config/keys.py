@@ -42,7 +42,8 @@ def setting(
     `flag`: its option, "" for the key's name, None for none. `by_model`: the default is the model's. `unset`: what
     another default of None means. `common`: the help of `generate` shows the option, beside `fastcar config --keys`.
     """
-    extra: Any = {"flag": flag, "by_model": by_model, "unset": unset, "common": common}
+    text = "the model's" if by_model else unset if default is None else str(default)
+    extra: Any = {"flag": flag, "default": text, "by_model": by_model, "common": common}
     if limits.keys() == {"ge"}:
         limits["le"] = LARGEST
     return Field(default, description=meaning, json_schema_extra=extra, **limits)

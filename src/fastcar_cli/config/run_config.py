@@ -14,39 +14,24 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
-from fastcar_cli.config import choices
-from fastcar_cli.config.keys import (
-    LARGEST,
-    MODELS,
-    AttentionKeys,
-    BackendKeys,
-    DraftKeys,
-    GenerationKeys,
-    InputKeys,
-    ReplayKeys,
-    RuntimeKeys,
-    SamplingKeys,
-    Section,
-    VideoKeys,
-    setting,
-)  # fmt: skip
+from fastcar_cli.config import choices, keys
 from fastcar_cli.config.presets import parse_yaml, preset_folder, presets, read_preset
 from fastcar_cli.errors import Key, RequestError, Text
 
 
-class RunConfig(Section):
+class RunConfig(keys.Section):
     """All settings of a run."""
 
-    model: str = setting("table", MODELS, common=True, min_length=1)
-    generation: GenerationKeys = GenerationKeys()
-    input: InputKeys = InputKeys()
-    sampling: SamplingKeys = SamplingKeys()
-    replay: ReplayKeys = ReplayKeys()
-    draft: DraftKeys = DraftKeys()
-    attention: AttentionKeys = AttentionKeys()
-    backend: BackendKeys = BackendKeys()
-    runtime: RuntimeKeys = RuntimeKeys()
-    video: VideoKeys = VideoKeys()
+    model: str = keys.setting("table", keys.MODELS, common=True, min_length=1)
+    generation: keys.GenerationKeys = keys.GenerationKeys()
+    input: keys.InputKeys = keys.InputKeys()
+    sampling: keys.SamplingKeys = keys.SamplingKeys()
+    replay: keys.ReplayKeys = keys.ReplayKeys()
+    draft: keys.DraftKeys = keys.DraftKeys()
+    attention: keys.AttentionKeys = keys.AttentionKeys()
+    backend: keys.BackendKeys = keys.BackendKeys()
+    runtime: keys.RuntimeKeys = keys.RuntimeKeys()
+    video: keys.VideoKeys = keys.VideoKeys()
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: Text | None = "configuration") -> RunConfig:
@@ -93,11 +78,11 @@ class Setting:
     """A key as help texts, errors and docs show it: `kind` its type on the command line, `values` its words."""
 
     key: str
-    flag: str | None
     kind: type
     meaning: str
     values: tuple[str, ...]
     allowed: str
+    flag: str | None
     default: str
     by_model: bool
     common: bool
@@ -126,22 +111,18 @@ def _settings_of(model: type[BaseModel], prefix: str) -> Iterator[Setting]:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             yield from _settings_of(kind, f"{prefix}{name}.")
             continue
-        extra: Any = field.json_schema_extra
-        flag = f"--{name.replace('_', '-')}" if extra["flag"] == "" else extra["flag"]
-        default = (
-            "the model's" if extra["by_model"] else extra["unset"] if field.default is None else str(field.default)
-        )
+        more: Any = field.json_schema_extra
         words = choices.values(kind)
         # The command line passes text to keys that parse text.
         read = any(isinstance(m, BeforeValidator) for m in field.metadata)
         number = next((k for k in (bool, int, float) if k in (kind, *get_args(kind)) and not read), str)
         # Such as "whole number >= 1"; very large limits are left out.
-        limits = [
-            (sign, getattr(m, name)) for m in field.metadata for name, sign in _LIMITS.items() if hasattr(m, name)
-        ]
-        allowed = ", ".join(words) or " ".join([_KINDS[number], *(f"{sign} {n}" for sign, n in limits if n < LARGEST)])
-        more = extra["by_model"], extra["common"]
-        yield Setting(prefix + name, flag, number, str(field.description), words, allowed, default, *more)
+        limits = ((sign, getattr(m, bound, keys.LARGEST)) for m in field.metadata for bound, sign in _LIMITS.items())
+        allowed = [_KINDS[number], *(f"{sign} {n}" for sign, n in limits if n < keys.LARGEST)]
+        if more["flag"] == "":
+            more = more | {"flag": f"--{name.replace('_', '-')}"}
+        text = ", ".join(words) or " ".join(allowed)
+        yield Setting(prefix + name, number, str(field.description), words, text, **more)
 
 
 _KINDS = {bool: "true, false", int: "whole number", float: "number", str: "text"}

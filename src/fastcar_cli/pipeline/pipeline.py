@@ -29,18 +29,9 @@ from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.inputs.prompt import Prompt
 from fastcar_cli.models.checkpoint import Checkpoint, LoadedModel
 from fastcar_cli.models.decoder import Decoder
+from fastcar_cli.pipeline import resolve
 from fastcar_cli.pipeline.recipe import recipe_of
 from fastcar_cli.pipeline.report import Run
-from fastcar_cli.pipeline.resolve import (
-    PROMPT_TOKENS,
-    decode_settings,
-    given,
-    memory_plans,
-    plain_option,
-    resolve,
-    resolve_device,
-    spec_in,
-)
 from fastcar_cli.pipeline.saved_prefill import PrefillFile
 from fastcar_cli.pipeline.videos import Frame, Video
 from fastcar_cli.system.device import by_torch_defaults, one_thread_after_fork, torch_defaults
@@ -81,14 +72,14 @@ class VideoPipeline:
         `checkpoint` is that of the model, if already open. Raises RequestError for what this model can't do.
         """
         self.model, self.config, self._load_seconds, self._checkpoint = model, config, load_seconds, checkpoint
-        self.spec = spec = spec_in(model, config)
+        self.spec = spec = resolve.spec_in(model, config)
         self.name, self.layers = model.name, spec.decoder.layers
         self.tokens_per_frame, self.grid = spec.tokens_per_frame, spec.grid
         self.context = spec.frames_of(spec.layout.context)
-        self.resolved = resolve(model, config)
-        self.settings = settings or decode_settings(model, self.resolved)
+        self.resolved = resolve.resolve(model, config)
+        self.settings = settings or resolve.decode_settings(model, self.resolved)
         self.frames = spec.frames_of(spec.layout.context + self.settings.frames)
-        self.fps = given(self.resolved.video.fps)
+        self.fps = resolve.given(self.resolved.video.fps)
         self.height, self.width = spec.frame_spec.size
         self._preset: Preset | None = None
         if config.backend.name == "fpga-sim":
@@ -114,8 +105,8 @@ class VideoPipeline:
         keys = {s.flag.strip("-").replace("-", "_"): s.key for s in settings().values() if s.flag is not None}
         if unknown := sorted(options.keys() - keys.keys()):
             raise RequestError(f"{unknown[0]} is not an option", allowed=", ".join(keys))
-        flags = {keys[name]: plain_option(value) for name, value in options.items()}
-        return cls.from_config(load_config(flags=flags | {"model": plain_option(model)}))
+        flags = {keys[name]: resolve.plain_option(value) for name, value in options.items()}
+        return cls.from_config(load_config(flags=flags | {"model": resolve.plain_option(model)}))
 
     @classmethod
     def from_config(
@@ -131,7 +122,7 @@ class VideoPipeline:
         `on_load(bytes, total)` reports the loading of a large model. Raises RequestError for what can't be done here.
         """
         began = time.perf_counter()
-        device, bundled = resolve_device(config.runtime.device), config.model in BUNDLED
+        device, bundled = resolve.resolve_device(config.runtime.device), config.model in BUNDLED
         dtype: str = config.runtime.dtype
         torch.set_num_threads(config.runtime.threads or min(torch.get_num_threads(), cores()))
         progress: Callable[[int], None] | None = None
@@ -139,7 +130,7 @@ class VideoPipeline:
         if bundled:
             dtype = default_dtype(device) if dtype == "auto" else dtype
         else:
-            plans = memory_plans(config, videos=videos, device=device, checkpoint=checkpoint)
+            plans = resolve.memory_plans(config, videos=videos, device=device, checkpoint=checkpoint)
             dtype = choose_dtype(dtype, device, plans)
             total = plans[dtype].weights
             progress = None if on_load is None else lambda done: on_load(done, total)
@@ -163,7 +154,7 @@ class VideoPipeline:
             from fastcar_fpga import INDEX_BITS
 
             return max(1, min(videos, INDEX_BITS // (rows * settings.draft.fixed)))
-        prompt = self.spec.layout.prompt or PROMPT_TOKENS
+        prompt = self.spec.layout.prompt or resolve.PROMPT_TOKENS
         most, replaying = min(videos, row_limit(network, settings) // rows, open_files()), int(not settings.rule.off)
         video = Demand(rows, settings.held, prompt, settings.window, settings.sinks, settings.kv_dtype, replaying)
         return videos_that_fit(network.spec, max(1, most), video, network.dtype.itemsize, str(network.device))
