@@ -300,13 +300,13 @@ def _make_left(
     gc.freeze()
     maker, jobs, before, written = BatchMaker(pipe.config, pipe), dict(left), len(reports), 0
     with (
-        open_engine(maker, asked.engine, asked.address, asked.workers) as run,
+        open_engine(maker, asked.engine, asked.address, asked.workers) as (run, workers),
         staging(folder) as hidden,
         progress(terminal, "videos") as bar,
     ):
         task = bar.add_task("videos", total=len(left))
         maker.on_step = lambda videos: bar.update(task, completed=written + videos)
-        size = min(pipe.batch_size(BATCH), -(-len(left) // run.workers))
+        size = min(pipe.batch_size(BATCH), -(-len(left) // workers))
         for place, video in run(left[i : i + size] for i in range(0, len(left), size)):
             job, scale = jobs[place], pipe.config.video.scale
             report, path = video.report | keys_of(job, pipe.context) | {"recipe": video.recipe}, job.path

@@ -8,6 +8,7 @@ import re
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fastcar_cli.errors import FastcarError, Key, RequestError, RunError, Text
@@ -33,16 +34,8 @@ class TaskWorker(Protocol):
         """What makes the same worker in another process; it can be pickled."""
 
 
-class Engine:
-    """Does tasks in this process, or as a subclass says; `workers` do one each at a time."""
-
-    def __init__(self, worker: TaskWorker) -> None:
-        self.workers, self._worker = 1, worker
-
-    def __call__(self, tasks: Iterable[Any]) -> Iterator[Any]:
-        """The findings of tasks in any order, as they come. Raises what a task raises."""
-        for task in tasks:
-            yield from self._worker.work(task)
+Run = Callable[[Iterable[Any]], Iterator[Any]]
+"""Yields the findings of tasks in any order, as they come. Raises what a task raises."""
 
 
 def check_engine(engine: str, address: str | None, workers: int | None) -> None:
@@ -53,18 +46,6 @@ def check_engine(engine: str, address: str | None, workers: int | None) -> None:
         need("ray", (Key("engine"), " ray"))
     elif address is not None or workers is not None:
         raise RequestError((Key("workers" if address is None else "address"), " needs ", Key("engine"), " ray"))
-
-
-@contextlib.contextmanager
-def open_engine(
-    worker: TaskWorker, engine: str, address: str | None = None, workers: int | None = None
-) -> Iterator[Engine]:
-    """The engine of that name, which ends with the block. Raises RequestError where Ray is missing or unreachable."""
-    if engine == "local":
-        yield Engine(worker)
-        return
-    with contextlib.closing(_RayEngine(worker, address, workers)) as ray:
-        yield ray
 
 
 _workers: dict[str, TaskWorker] = {}
@@ -90,75 +71,81 @@ def _knock(address: str, where: Text) -> None:
         raise RequestError(f"no cluster answers there: {e}", where=where, hint=hint) from None
 
 
-class _RayEngine(Engine):
-    """Tasks on a cluster, the one at `address` or one of this machine's cores, at most `workers` at once."""
+def _start(ray: Any, address: str | None, cores: int | None) -> None:
+    """Connect to the cluster at `address` or RAY_ADDRESS, or start one of so many cores. Raises RequestError."""
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    where: Text = (Key("address"), f" {address}")
+    if address is None and (address := os.environ.get("RAY_ADDRESS")) is not None:
+        where = f"RAY_ADDRESS={address}"
+    if address is not None:
+        _knock(address, where)
+        options["address"] = address
+    else:
+        where = "starting Ray here"
+        options |= {"include_dashboard": False, "num_cpus": cores}
+    try:
+        with restored_sigterm():
+            ray.init(**options)
+    except (ConnectionError, ValueError, RuntimeError, OSError) as e:
+        reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+        raise RequestError(f"no cluster: {reason}", where=where) from None
 
-    def __init__(self, worker: TaskWorker, address: str | None, workers: int | None) -> None:
-        ray = need("ray", (Key("engine"), " ray"))
-        self._ray, self._mine = ray, not ray.is_initialized()
-        threads = worker.base.config.runtime.threads or 1
-        on_gpu = worker.base.model.network.device.type == "cuda"
-        if self._mine:
-            options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-            where: Text = (Key("address"), f" {address}")
-            if address is None and (address := os.environ.get("RAY_ADDRESS")) is not None:
-                where = f"RAY_ADDRESS={address}"
-            if address is not None:
-                _knock(address, where)
-                options["address"] = address
-            else:
-                where = "starting Ray here"
-                options["include_dashboard"] = False
-                if workers is not None and not on_gpu:
-                    options["num_cpus"] = workers * threads
-            try:
-                with restored_sigterm():
-                    ray.init(**options)
-            except (ConnectionError, ValueError, RuntimeError, OSError) as e:
-                reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
-                raise RequestError(f"no cluster: {reason}", where=where) from None
-        self._setting = secrets.token_hex(8), worker.again()
+
+def _run(ray: Any, submit: Callable[[Any], Any], most: int, tasks: Iterable[Any]) -> Iterator[Any]:
+    """A `Run` with at most so many tasks submitted at once."""
+    queue, flying = iter(tasks), list[Any]()
+    try:
+        while True:
+            while len(flying) < most and (task := next(queue, None)) is not None:
+                flying.append(submit(task))
+            if not flying:
+                return
+            done, flying = ray.wait(flying, num_returns=1)
+            yield from _get(ray, done[0])
+    finally:
+        for reference in flying:
+            with contextlib.suppress(Exception):
+                ray.cancel(reference, force=True)
+
+
+def _get(ray: Any, reference: Any) -> list[Any]:
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as e:
+        if isinstance(e.cause, FastcarError):
+            raise e.cause from None
+        raise RunError(f"a worker of Ray failed: {type(e.cause).__name__}: {e.cause}") from None
+    except ray.exceptions.RayError as e:
+        raise RunError(f"Ray lost a task {RETRIES} times: {str(e).strip().splitlines()[0]}") from None
+
+
+@contextlib.contextmanager
+def open_engine(
+    worker: TaskWorker, engine: str, address: str | None = None, workers: int | None = None
+) -> Iterator[tuple[Run, int]]:
+    """What runs tasks in the block, on the engine of that name, and how many at a time.
+
+    Raises RequestError where Ray is missing, unreachable, or has no resources for a worker.
+    """
+    if engine == "local":
+        yield lambda tasks: (finding for task in tasks for finding in worker.work(task)), 1
+        return
+    ray = need("ray", (Key("engine"), " ray"))
+    threads = worker.base.config.runtime.threads or 1
+    on_gpu = worker.base.model.network.device.type == "cuda"
+    if mine := not ray.is_initialized():
+        _start(ray, address, None if workers is None or on_gpu else workers * threads)
+    try:
         resources = {"num_cpus": threads, "num_gpus": 1} if on_gpu else {"num_cpus": threads}
-        self._work = ray.remote(_work).options(max_retries=RETRIES, **resources)
         has = ray.cluster_resources()
         room = int(min(has.get(k.removeprefix("num_").upper()[:3], 0) // n for k, n in resources.items()))
         if room < 1:
             needed = ", ".join(f"{n} {k.removeprefix('num_')}" for k, n in resources.items())
-            self.close()
             raise RequestError(f"no node of the cluster has a worker's resources ({needed})", key="engine", value="ray")
-        self.workers = min(room, workers or room)
+        work = ray.remote(_work).options(max_retries=RETRIES, **resources)
+        submit = partial(work.remote, secrets.token_hex(8), worker.again())
         # Submits more tasks than fit, so that nodes that join later have work.
-        self._in_flight = workers or 2 * room
-
-    def __call__(self, tasks: Iterable[Any]) -> Iterator[Any]:
-        ray, queue = self._ray, iter(tasks)
-        flying: list[Any] = []
-        try:
-            while True:
-                while len(flying) < self._in_flight and (task := next(queue, None)) is not None:
-                    flying.append(self._work.remote(*self._setting, task))
-                if not flying:
-                    return
-                done, flying = ray.wait(flying, num_returns=1)
-                yield from self._get(done[0])
-        finally:
-            for reference in flying:
-                with contextlib.suppress(Exception):
-                    ray.cancel(reference, force=True)
-
-    def _get(self, reference: Any) -> list[Any]:
-        from ray.exceptions import RayError, RayTaskError
-
-        try:
-            return self._ray.get(reference)
-        except RayTaskError as e:
-            if isinstance(e.cause, FastcarError):
-                raise e.cause from None
-            raise RunError(f"a worker of Ray failed: {type(e.cause).__name__}: {e.cause}") from None
-        except RayError as e:
-            raise RunError(f"Ray lost a task {RETRIES} times: {str(e).strip().splitlines()[0]}") from None
-
-    def close(self) -> None:
-        """Leave the cluster, or stop one started here."""
-        if self._mine:
-            self._ray.shutdown()
+        yield partial(_run, ray, submit, workers or 2 * room), min(room, workers or room)
+    finally:
+        if mine:
+            ray.shutdown()

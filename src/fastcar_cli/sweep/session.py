@@ -171,9 +171,9 @@ class Session:
         Raises what a decode or the disk raises, and RequestError where Ray is missing.
         """
         request, scale = self.request, self.worker.config.video.scale
-        with open_engine(self.worker, request.engine, request.address, request.workers) as engine:
+        with open_engine(self.worker, request.engine, request.address, request.workers) as (run, _):
             for done in range(1, self.grid.repeats + 1):
-                for finding in engine(t for g in self.groups if (t := _task_of(g, done, store)) is not None):
+                for finding in run(t for g in self.groups if (t := _task_of(g, done, store)) is not None):
                     store.put(finding, scale)
                     if self.on_done is not None:
                         self.on_done(finding.cell)
