@@ -24,8 +24,7 @@ from fastcar_cli.system.signals import status
 
 if TYPE_CHECKING:
     from fastcar_cli.pipeline.clips import ClipFiles
-    from fastcar_cli.sweep.session import Request, Session
-    from fastcar_cli.sweep.store import Store
+    from fastcar_cli.sweep.session import Request
 
 METRICS = ("psnr", "ssim", "ms-ssim", "temporal", "fidelity", "lpips")
 _OWN = "[default: the configuration's]"
@@ -136,13 +135,20 @@ def _axes(ctx: typer.Context, axis: str | None, given: dict[str, str | None]) ->
 def _sweep(request: Request, asked: SweepOptions, notes: list[str]) -> None:
     from fastcar_cli.sweep.session import Session
 
-    terminal, session, output = console(asked.quiet), Session.open(request), asked.output or Path(".")
+    terminal, session, output = console(asked.quiet), Session(request), asked.output or Path(".")
     for text in [*notes, *session.notices]:
         note(terminal, text)
     with session.opened(output) as store:
         for text in store.damaged:
             note(terminal, text, "damaged cell, computed again if in the grid")
-        _decode(session, store, terminal)
+        try:
+            with progress(terminal, "decodes") as bar:
+                task = bar.add_task("sweep", total=session.left(store))
+                session.run(store, partial(bar.advance, task))
+        except KeyboardInterrupt as e:
+            done, rest = len(store.cells), session.left(store)
+            note(terminal, f"{done} cells are saved; the same command runs the other {rest} decodes", "stopped")
+            raise typer.Exit(status(e)) from None
         results, written, notes = session.finish(store)
     for text in notes:
         note(terminal, text)
@@ -150,19 +156,6 @@ def _sweep(request: Request, asked: SweepOptions, notes: list[str]) -> None:
         typer.echo(json.dumps(results, ensure_ascii=False))
     else:
         show(Results(asked.quiet), terminal, results, output, written)
-
-
-def _decode(session: Session, store: Store, terminal: Any) -> None:
-    """Decode the cells that are left under a progress bar; finished ones survive Ctrl-C."""
-    try:
-        with progress(terminal, "decodes") as bar:
-            task = bar.add_task("sweep", total=session.left(store))
-            session.on_done = lambda cell: bar.advance(task)
-            session.run(store)
-    except KeyboardInterrupt as e:
-        rest = session.left(store)
-        note(terminal, f"{len(store.cells)} cells are saved; the same command runs the other {rest} decodes", "stopped")
-        raise typer.Exit(status(e)) from None
 
 
 def _dry_run(request: Request, asked: SweepOptions, notes: list[str]) -> None:

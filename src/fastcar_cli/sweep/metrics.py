@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fastcar_cli.errors import Key, RequestError, RunError
-from fastcar_cli.media.metrics import GAUSS, SSIM_WINDOW, Images, ms_ssim, psnr, ssim, temporal
+from fastcar_cli.media.metrics import GAUSS, SSIM_WINDOW, Images, load_lpips, ms_ssim, psnr, ssim, temporal
 from fastcar_cli.sweep.grid import parse_names
 
 KEYS = {"psnr": "psnr_db", "ssim": "ssim", "ms-ssim": "ms_ssim", "temporal": "temporal", "lpips": "lpips"}
@@ -41,12 +41,6 @@ class Scorer:
     names: tuple[str, ...]
     lpips: Path | None = None
 
-    def _lpips(self) -> _Kind:
-        from fastcar_cli.media.metrics import load_lpips
-
-        assert self.lpips is not None
-        return load_lpips(self.lpips)
-
     @property
     def keys(self) -> list[str]:
         """Keys in results."""
@@ -59,19 +53,19 @@ class Scorer:
                 rest = ",".join(n for n in self.names if n not in ("ssim", "ms-ssim")) or "psnr"
                 said = f"needs frames of {least} x {least} pixels, the model's have {height} x {width}"
                 raise RequestError(said, key="metrics", value=name, hint=(Key("metrics"), f" {rest}"))
-        if "lpips" in self.names:
-            self._lpips()
+        if self.lpips is not None:
+            load_lpips(self.lpips)
 
     def score(self, video: Images, reference: Images) -> tuple[dict[str, float | None], dict[str, list[Any]]]:
         """Means of the video and values of its frames, by key. Both videos [T, H, W, 3] uint8."""
-        means: dict[str, float | None] = {}
-        frames: dict[str, list[Any]] = {}
+        means, frames = dict[str, float | None](), dict[str, list[Any]]()
+        kinds = _KINDS if self.lpips is None else _KINDS | {"lpips": load_lpips(self.lpips)}
         for name, key in zip(self.names, self.keys, strict=True):
             values: Sequence[float | None]
             if name == "psnr":
                 values, means[key] = psnr(video, reference)
             else:
-                values = (self._lpips() if name == "lpips" else _KINDS[name])(video, reference)
+                values = kinds[name](video, reference)
                 known = [x for x in values if x is not None]
                 means[key] = float(np.mean(known)) if known else None
             if not all(x is None or math.isfinite(x) for x in values):

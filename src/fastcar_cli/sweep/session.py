@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from fastcar_cli.inputs.prompt import Clip, first_of
 from fastcar_cli.pipeline.clips import ClipFiles
 from fastcar_cli.pipeline.engines import open_engine
 from fastcar_cli.pipeline.pipeline import VideoPipeline
-from fastcar_cli.sweep.grid import OFF, Cell, Grid, Group
+from fastcar_cli.sweep.grid import OFF, Grid, Group
 from fastcar_cli.sweep.metrics import Scorer
 from fastcar_cli.sweep.names import VBENCH_FPS, check_names, link_names
 from fastcar_cli.sweep.report.build import write_report
@@ -65,30 +65,22 @@ class Request:
     inputs: ClipFiles = field(default_factory=ClipFiles)
 
 
-@dataclass
 class Session:
-    """A request with its model and grid. `notices` are for the user; `on_done` is called with each decode on disk."""
+    """A request with its model and grid; `notices` are for the user."""
 
-    request: Request
-    worker: Worker
-    grid: Grid
-    groups: list[Group]
-    notices: list[str] = field(default_factory=list)
-    on_done: Callable[[Cell], None] | None = None
-
-    @classmethod
-    def open(cls, request: Request, loaded: VideoPipeline | None = None) -> Session:
+    def __init__(self, request: Request, loaded: VideoPipeline | None = None) -> None:
         """Load the model, unless a pipeline has it, and refuse what is impossible. Raises RequestError."""
+        self.request = request
         config = _plain(request)
         pipe = VideoPipeline.from_config(config) if loaded is None else loaded.with_config(config)
         clips = _named_clips(request.inputs, pipe)
-        grid = _grid_of(request, tuple(clips) or request.prompts, str(pipe.resolved.replay.gate))
+        self.grid = grid = _grid_of(request, tuple(clips) or request.prompts, str(pipe.resolved.replay.gate))
         if len(grid) > MOST:
             hint = ("use fewer ", Key("seeds"), " or values of ", Key("tau"))
             raise RequestError(f"the grid has {len(grid)} cells, allowed: {MOST}", hint=hint)
         scorer = Scorer(tuple(n for n in request.metrics if n != "fidelity"), request.lpips)
         scorer.check(pipe.height, pipe.width)
-        notices = first_of(pipe.notices([clips.get(p, p) for p in grid.prompts]))
+        self.notices = notices = first_of(pipe.notices([clips.get(p, p) for p in grid.prompts]))
         if "pair" in grid.gate and pipe.settings.sampling.cfg == 1.0:
             alike = "without guidance (cfg 1) a video is one row, so it decides as row does"
             notices.append(f"gate pair: {alike}; sampling.cfg=2 makes pairs")
@@ -96,17 +88,16 @@ class Session:
             notices.append("fidelity is left out: the package fastcar_lab, which judges videos, is not installed")
         if request.vbench:
             notices += check_names(grid.prompts, len(grid.seeds), pipe.fps)
-        worker = Worker(config, scorer, "fidelity" in request.metrics, request.record, clips, pipe)
+        self.worker = Worker(config, scorer, "fidelity" in request.metrics, request.record, clips, pipe)
         every = grid.groups()
         # Refuse before any work: an accelerator that is unknown or too small, ratios and draft lengths above a frame's.
         for axis in ("backend", "ratio", "draft"):
             for value in getattr(grid, axis):
-                worker.pipe(replace(every[0][0], **{axis: value}))
-        groups = shard_of(every, request.shard)
-        if not groups:
+                self.worker.pipe(replace(every[0][0], **{axis: value}))
+        self.groups = shard_of(every, request.shard)
+        if not self.groups:
             grouped = f"the grid has {len(every)} groups of a dense cell and what is compared with it"
             notices.append(f"shard {request.shard} has nothing to do: {grouped}")
-        return cls(request, worker, grid, groups, notices)
 
     def fingerprint(self) -> dict[str, Any]:
         """Everything that changes a cell apart from its own parameters, as flat keys."""
@@ -159,13 +150,13 @@ class Session:
             pipe = self.worker.pipe(cell)
             short = pipe.with_settings(frames=min(2, pipe.frames))
             began = time.perf_counter()
-            short.run([self.worker.begin(cell.prompt)], [cell.seed])
+            short.run(*self.worker.inputs(cell))
             share = pipe.settings.frames / short.settings.frames
             seconds[backend] = (time.perf_counter() - began) * share * self.left(store, backend)
         return seconds
 
-    def run(self, store: Store) -> None:
-        """Decode what is missing, here or on Ray; every cell is on disk before the next one.
+    def run(self, store: Store, on_done: Callable[[], object] = lambda: None) -> None:
+        """Decode what is missing, here or on Ray; calls `on_done` for each decode, once it is on disk.
 
         Each round times every group once, dense cell first, so that a slow minute of the machine affects all of them.
         Raises what a decode or the disk raises, and RequestError where Ray is missing.
@@ -175,8 +166,7 @@ class Session:
             for done in range(1, self.grid.repeats + 1):
                 for finding in run(t for g in self.groups if (t := _task_of(g, done, store)) is not None):
                     store.put(finding, scale)
-                    if self.on_done is not None:
-                        self.on_done(finding.cell)
+                    on_done()
 
     def finish(self, store: Store) -> tuple[dict[str, Any], list[str], list[str]]:
         """Write tables, names of `--names` and report; the results, what was written, notes for the user."""
@@ -269,7 +259,7 @@ def grid_document(request: Request, folder: Path | None) -> dict[str, Any]:
         grid = _grid_of(request, request.prompts or tuple(file.name for file in request.inputs.files), "")
         groups = shard_of(grid.groups(), request.shard)
     else:
-        session = Session.open(request)
+        session = Session(request)
         grid, groups, notes = session.grid, session.groups, session.notices
         if folder is not None and (folder / "sweep.json").exists():
             store = Store(folder)

@@ -64,9 +64,9 @@ class Worker:
         scorer = replace(self.scorer, lpips=None if lpips is None else lpips.resolve())
         return partial(Worker, self.config, scorer, self.judge is not None, self.record, self.clips)
 
-    def begin(self, prompt: str) -> Prompt:
-        """The clip of that name, else the text itself."""
-        return self.clips.get(prompt, prompt)
+    def inputs(self, cell: Cell) -> tuple[list[Prompt], list[int]]:
+        """A cell's prompt, a clip of that name or the text itself, and its seed."""
+        return [self.clips.get(cell.prompt, cell.prompt)], [cell.seed]
 
     def pipe(self, cell: Cell) -> VideoPipeline:
         """The pipeline of a cell, sharing the model."""
@@ -86,7 +86,7 @@ class Worker:
         for tau in (OFF, Tau((-np.inf,))):
             rule = replace(pipe.settings.rule, tau=tau, target=None, score=DEFAULT)
             short = pipe.with_settings(rule=rule, frames=1 if tau.off else min(2, pipe.frames))
-            short.run([self.begin(cell.prompt)], [cell.seed])
+            short.run(*self.inputs(cell))
         self._warm.add(cell.backend)
 
     def work(self, task: Task) -> Iterator[Finding]:
@@ -96,7 +96,7 @@ class Worker:
             with memory_errors(("fewer ", Key("frames"), " need less; finished cells stay")):
                 self.warm_up(cell)
                 pipe = self.pipe(cell)
-                (video,) = pipe.videos([self.begin(cell.prompt)], [cell.seed])
+                (video,) = pipe.videos(*self.inputs(cell))
             run = {k: video.report["timing"][k] for k in ("decode_s", "tokens_per_s")}
             if cell.dense:
                 reference = video.frames

@@ -126,7 +126,7 @@ class Study:
             axes=axes, metrics=self._metrics(), record=codes,
         )  # fmt: skip
         weights = {k for k, _ in job.config} & {"runtime.dtype", "model"}
-        return Session.open(request, None if weights else self.pipe)
+        return Session(request, None if weights else self.pipe)
 
     def _metrics(self) -> tuple[str, ...]:
         """Those of a sweep that frames of this size allow."""
