@@ -95,8 +95,7 @@ class Study:
             path.parent.mkdir(parents=True, exist_ok=True)
             with session.opened(path) as store:
                 on_done(job.folder, session.left(store))
-                session.on_done = partial(_one_less, on_done, job.folder)
-                session.run(store)
+                session.run(store, partial(on_done, job.folder, -1))
                 session.finish(store)
                 self._sessions[job.folder] = session, store
             if job.observe:
@@ -210,7 +209,3 @@ class Study:
     def results(self, folder: str = MAIN) -> Path:
         """results.json of a folder."""
         return self.folder / folder / "results.json"
-
-
-def _one_less(on_done: Callable[[str, int], None], folder: str, _: Cell) -> None:
-    on_done(folder, -1)
