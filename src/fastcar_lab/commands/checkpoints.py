@@ -19,7 +19,9 @@ from fastcar_cli.errors import RequestError
 def dummy(
     ctx: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Folder to write.")],
-    format_: Annotated[str, typer.Option("--format", help="Whose shapes: vila-u, ivideogpt or cosmos.")] = "vila-u",
+    format_: Annotated[
+        str, typer.Option("--format", help="Whose shapes: vila-u, ivideogpt, cosmos or rlvr.")
+    ] = "vila-u",
     layers: Annotated[
         int | None, typer.Option(help="Layers of vila-u or cosmos. [default: 2, or all of cosmos]", min=1)
     ] = None,
@@ -36,9 +38,9 @@ def dummy(
 ) -> None:
     """Write a checkpoint in a released model's format and size, with random weights."""
     from fastcar_cli.models.checkpoint import DTYPES
-    from fastcar_lab.dummy import cosmos, ivideogpt, vila_u
+    from fastcar_lab.dummy import cosmos, ivideogpt, rlvr, vila_u
 
-    one_of("--format", format_, ("vila-u", "ivideogpt", "cosmos"))
+    one_of("--format", format_, ("vila-u", "ivideogpt", "cosmos", "rlvr"))
     one_of("--dtype", dtype, DTYPES)
     if format_ != "ivideogpt":
         refuse(ctx, ("medium", "pixels", "context", "actions"), f"with --format {format_}", "leave it out")
@@ -57,9 +59,14 @@ def dummy(
         vila_u.write(folder, layers=layers, dtype=DTYPES[dtype], shards=shards)
         typer.echo(f"{folder}: {layers} layers of full width in {dtype}, random weights")
         return
-    refuse(ctx, ("layers", "shards"), "with --format ivideogpt", "leave it out")
-    one_of("--pixels", str(pixels), [str(side) for side in ivideogpt.PIXELS])
+    refuse(ctx, ("layers", "shards"), f"with --format {format_}", "leave it out")
     dtype = dtype or "float32"
+    if format_ == "rlvr":
+        for kind in rlvr.KINDS:
+            model = rlvr.write(folder, rlvr.shape_of(kind), DTYPES[dtype])
+            typer.echo(f"{model}: random weights in {dtype}, its tokenizer beside it")
+        return
+    one_of("--pixels", str(pixels), [str(side) for side in ivideogpt.PIXELS])
     spec = ivideogpt.shape_of(pixels, medium=medium)
     spec = replace(spec, tokenizer=replace(spec.tokenizer, context=context), actions=actions or 0)
     ivideogpt.write(folder, spec, DTYPES[dtype])

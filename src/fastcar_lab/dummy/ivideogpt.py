@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fastcar_cli.models.checkpoint import empty_network
-from fastcar_cli.models.ivideogpt.blocks import TokenizerSpec
+from fastcar_cli.models.decoder import DecoderSpec
+from fastcar_cli.models.ivideogpt.blocks import ConditionalSpec, ConvSpec
 from fastcar_cli.models.ivideogpt.checkpoint import WEIGHTS, IVideoGPTCheckpoint, names_of
 from fastcar_cli.models.ivideogpt.network import IVideoGPT, IVideoGPTSpec
 from fastcar_cli.profile.profiler import random_tensor
@@ -37,8 +38,8 @@ def shape_of(pixels: int = PIXELS[0], *, medium: bool = False) -> IVideoGPTSpec:
     return replace(_released(f"{pixels}-act-free"), decoder=decoder)
 
 
-def _transformer(spec: IVideoGPTSpec) -> dict[str, Any]:
-    decoder = spec.decoder
+def transformer_config(decoder: DecoderSpec) -> dict[str, Any]:
+    """The config.json of a LLaMA."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -57,43 +58,52 @@ def _transformer(spec: IVideoGPTSpec) -> dict[str, Any]:
     }
 
 
-def _tokenizer(spec: TokenizerSpec, frames: int) -> dict[str, Any]:
+def tokenizer_config(name: str, spec: ConvSpec) -> dict[str, Any]:
+    """The config.json of the tokenizer's class of this name, without the keys of its codes."""
     levels = len(spec.channels)
-    return {
-        "_class_name": "CompressiveVQModel",
+    conditional = {
+        "context_length": spec.context,
+        "max_att_resolution": spec.attended,
+        "mid_block_add_attention": spec.mid_attention,
+        "patch_size": spec.patch,
+    } if isinstance(spec, ConditionalSpec) else {}  # fmt: skip
+    return conditional | {
+        "_class_name": name,
         "act_fn": "silu",
         "block_out_channels": list(spec.channels),
-        "context_length": spec.context,
         "down_block_types": ["DownEncoderBlock2D"] * levels,
         "up_block_types": ["UpDecoderBlock2D"] * levels,
         "in_channels": 3,
         "out_channels": 3,
         "latent_channels": spec.latent,
         "layers_per_block": spec.blocks,
-        "max_att_resolution": spec.attended,
-        "mid_block_add_attention": spec.mid_attention,
         "norm_num_groups": spec.groups,
         "norm_type": "group",
-        "num_vq_embeddings": spec.codes,
-        "num_dyn_embeddings": spec.dynamics,
-        "patch_size": spec.patch,
         "resolution": spec.size[0],
-        "segment_length": frames,
-        "vq_embed_dim": spec.code_width,
     }
+
+
+def save(folder: Path, part: str, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Write the config.json and the weights of a part of a checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    file = folder / f"{WEIGHTS[part]}.safetensors"
+    save_file(tensors, file)
+    file.chmod(0o644)
 
 
 def write_checkpoint(folder: Path, network: IVideoGPT, tensor_of: Callable[[str, Tensor], Tensor]) -> None:
     """Write `tokenizer/` and `transformer/`, with what `tensor_of(key, parameter)` makes of each parameter."""
-    spec, state = network.spec, network.state_dict()
-    configs = {"tokenizer": _tokenizer(spec.tokenizer, spec.frames), "transformer": _transformer(spec)}
+    t, state = network.spec.tokenizer, network.state_dict()
+    tokenizer = tokenizer_config("CompressiveVQModel", t) | {
+        "num_vq_embeddings": t.codes,
+        "num_dyn_embeddings": t.dynamics,
+        "segment_length": network.spec.frames,
+        "vq_embed_dim": t.code_width,
+    }
+    configs = {"tokenizer": tokenizer, "transformer": transformer_config(network.spec.decoder)}
     for part, names in names_of(network).items():
-        (folder / part).mkdir(parents=True, exist_ok=True)
-        text = json.dumps(configs[part], indent=1) + "\n"
-        (folder / part / "config.json").write_text(text, encoding="utf-8")
-        file = folder / part / f"{WEIGHTS[part]}.safetensors"
-        save_file({key: tensor_of(key, state[name]) for key, name in names.items()}, file)
-        file.chmod(0o644)
+        save(folder / part, part, configs[part], {key: tensor_of(key, state[name]) for key, name in names.items()})
 
 
 def write(folder: Path, spec: IVideoGPTSpec, dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
