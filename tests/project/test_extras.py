@@ -13,16 +13,16 @@ from typer.testing import CliRunner, Result
 
 from fastcar_cli.cli.app import app
 from fastcar_cli.errors import RequestError
-from fastcar_cli.system import extras
+from fastcar_cli.system import plugins
 
 
 @pytest.fixture(autouse=True)
 def _plain_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No optional package can be imported."""
     for name in list(sys.modules):
-        if name.split(".")[0] in extras.EXTRAS:
+        if name.split(".")[0] in plugins.EXTRAS:
             monkeypatch.delitem(sys.modules, name)
-    for name in extras.EXTRAS:
+    for name in plugins.EXTRAS:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.chdir(tmp_path)
 
@@ -34,17 +34,17 @@ def _fastcar(*arguments: object) -> Result:
 def test_every_extra_is_in_pyproject() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     declared = text.split("[project.optional-dependencies]")[1].split("\n[")[0]
-    for package, extra in extras.EXTRAS.items():
+    for package, extra in plugins.EXTRAS.items():
         named = {"llama_cpp": "llama-cpp-python", "ik_llama_cpp": "ik-llama-cpp-python"}.get(package, package)
         assert re.search(rf'^{extra} = \[.*"{named}\b', declared, re.M), package
         assert not re.search(rf'^    "{package}\b', text.split("[project.optional-dependencies]")[0], re.M)
 
 
-@pytest.mark.parametrize("package", extras.EXTRAS)
+@pytest.mark.parametrize("package", plugins.EXTRAS)
 def test_a_missing_package_is_named_with_its_extra(package: str) -> None:
-    extra = extras.EXTRAS[package]
+    extra = plugins.EXTRAS[package]
     with pytest.raises(RequestError, match=rf"that needs the extra fastcar\[{extra}\]") as error:
-        extras.need(package, "that")
+        plugins.need(package, "that")
     assert error.value.hint == f"pip install 'fastcar[{extra}]'"
 
 
