@@ -35,8 +35,25 @@ class Part(NamedTuple):
         return f"{self.name}: {', '.join(dict.fromkeys(ranges))} ({self.unit})"
 
 
+class _Input:
+    """Frames with a name, and actions, which are checked."""
+
+    actions: NDArray[np.float32] | None
+    name: str
+
+    def __post_init__(self) -> None:
+        actions = self.actions
+        if actions is not None and (actions.ndim != 2 or not np.issubdtype(actions.dtype, np.floating)):
+            raise RequestError(f"{self.name}: actions are {actions.dtype} {list(actions.shape)}, needed: floats [S, A]")
+        if actions is not None and not np.isfinite(actions).all():
+            raise RequestError(f"{self.name}: actions hold NaN or infinite values")
+
+    def __str__(self) -> str:
+        return self.name
+
+
 @dataclass(frozen=True, eq=False)
-class Clip:
+class Clip(_Input):
     """Frames of a video from its first on, and an action a frame.
 
     Attributes:
@@ -60,33 +77,17 @@ class Clip:
             raise RequestError(f"{self.name}: frames are {given}, needed: uint8 [S, H, W, 3], or float32 in 0 .. 1")
         if floats and not ((self.frames >= 0) & (self.frames <= 1)).all():
             raise RequestError(f"{self.name}: float32 frames exceed 0 .. 1", hint="divide by 255, or give uint8")
-        _check_actions(self.name, self.actions)
-
-    def __str__(self) -> str:
-        return self.name
+        super().__post_init__()
 
 
 @dataclass(frozen=True, eq=False)
-class TokenisedClip:
+class TokenisedClip(_Input):
     """As a `Clip`, of which the context frames are ids of the model's tokenizer, as recipes hold them."""
 
     ids: tuple[int, ...]
     actions: NDArray[np.float32] | None = None
     name: str = "input"
     text: NDArray[np.float32] | None = None
-
-    def __post_init__(self) -> None:
-        _check_actions(self.name, self.actions)
-
-    def __str__(self) -> str:
-        return self.name
-
-
-def _check_actions(name: str, actions: NDArray[np.float32] | None) -> None:
-    if actions is not None and (actions.ndim != 2 or not np.issubdtype(actions.dtype, np.floating)):
-        raise RequestError(f"{name}: actions are {actions.dtype} {list(actions.shape)}, needed: floats [S, A]")
-    if actions is not None and not np.isfinite(actions).all():
-        raise RequestError(f"{name}: actions hold NaN or infinite values")
 
 
 Prompt = str | Clip | TokenisedClip  # a text, or the frames and actions for a model to continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import random
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
@@ -21,7 +20,6 @@ from fastcar_cli.system.plain_data import WHOLE
 _AFTER_IN = ("from", "and", "then", "while")
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 OUT_OF_PLACE = "~"
-_NEAR = 0.75
 _OBJECT_GROUPS = 3
 """The first groups of attributes are the object's: size, color and shape; motion and background follow."""
 
@@ -52,8 +50,7 @@ class PhraseTokenizer:
         self._attributes = {token for tokens in self.groups.values() for token in tokens}
         # Notices and the decode read the same prompts.
         self._read = lru_cache(maxsize=1024)(self.parse)
-        self._alone = {p[0]: _letters(p[0]) for p in sorted(self._phrases) if len(p) == 1}
-        self._near = lru_cache(maxsize=2**16)(self._near_words)
+        self._alone = [p[0] for p in sorted(self._phrases) if len(p) == 1]
 
     def _check(self, tokens: Iterable[str]) -> None:
         known = {*self.vocabulary}
@@ -137,7 +134,8 @@ class PhraseTokenizer:
             if word in self._single:
                 notices.append(f"the model {model!r} does not understand {word!r} here and ignores it")
                 continue
-            near = f"; near: {', '.join(words)}" if (words := self._near(word)) else ""
+            words = difflib.get_close_matches(word, self._alone, cutoff=0.75)
+            near = f"; near: {', '.join(words)}" if words else ""
             notices.append(f"the model {model!r} does not know {word!r} and ignores it{near}")
         shapes = self.groups.get("shape", ())
         if shapes and reading.unknown and not {*shapes} & {*reading.tokens}:
@@ -150,26 +148,9 @@ class PhraseTokenizer:
                 )
         return notices
 
-    def _near_words(self, word: str) -> list[str]:
-        own = _letters(word)
-        # An upper bound of difflib's ratio, in a hundredth of its time.
-        least, half = _NEAR / 2 * len(word), _NEAR / 2
-        alike = [w for w, other in self._alone.items() if len(own & other) >= least + half * len(w)]
-        return difflib.get_close_matches(word, alike, n=3, cutoff=_NEAR)
-
     def conditions(self, prompts: Sequence[Prompt], frames: int) -> None:
         """See `PromptReader`: nothing but the text."""
 
 
 def _words(text: str) -> list[str]:
     return [w.replace("’", "'") for w in _WORD.findall(text.lower())]
-
-
-def _letters(word: str) -> frozenset[tuple[str, int]]:
-    """Each letter with its count so far, so that the intersection of two sets has the shared letters."""
-    count: Counter[str] = Counter()
-    numbered = set()
-    for letter in word:
-        numbered.add((letter, count[letter]))
-        count[letter] += 1
-    return frozenset(numbered)
