@@ -94,25 +94,17 @@ class Emulator:
         and the longest context of a round counts. m equal tiles in a double buffer take latency + load + (m - 1)
         max(load, work) + work, load in whole bursts.
         """
-        total = np.zeros(context.shape[1])
-        for begin in range(0, len(context), self.preset.cores):
-            part = context[begin : begin + self.preset.cores]
-            cores = (part > 0).sum(0)
-            total += np.where(cores > 0, self._attention_round(part.max(0), cores), 0.0)
-        return total
-
-    def _attention_round(self, context: NDArray[np.int64], cores: NDArray[np.int64]) -> NDArray[np.float64]:
-        work, rates = self.work, self.rates
-        size = context * 2 * work.kv_width * self.preset.format.kv_bits / 8
+        work, rates, core, count = self.work, self.rates, self.preset.core, self.preset.cores
+        macs = (core.attention_array or core.mac_array).value * core.utilisation.value
+        rounds = np.pad(context, ((0, -len(context) % count), (0, 0))).reshape(-1, count, context.shape[1])
+        cores, longest = (rounds > 0).sum(1), rounds.max(1)
+        size = longest * 2 * work.kv_width * self.preset.format.kv_bits / 8
         tiles = np.ceil(size / self.preset.tile_bytes).clip(min=1)
         streams = cores if self.shared else 1 / self.preset.dealt
         load = np.ceil(np.ceil(size / tiles / rates.burst) * rates.burst * streams / self.keys_rate)
-        core = self.preset.core
-        macs = (core.attention_array or core.mac_array).value * core.utilisation.value
-        multiply = context * 2 * work.width / macs / tiles
-        soft = context * work.heads / rates.lanes / tiles
-        busy = np.ceil(np.maximum(multiply, soft))
-        return START + rates.latency + load + (tiles - 1) * np.maximum(load, busy) + busy
+        busy = np.ceil(np.maximum(longest * 2 * work.width / macs, longest * work.heads / rates.lanes) / tiles)
+        cycles = START + rates.latency + load + (tiles - 1) * np.maximum(load, busy) + busy
+        return np.where(cores > 0, cycles, 0.0).sum(0)
 
     def prefill(self) -> float:
         """Cycles until every row has its first token: all tokens of the prompts at once, dealt to the cores.
@@ -137,11 +129,6 @@ class Emulator:
         mask = (1 << INDEX_BITS) - 1
         lengths = [self.accelerator.layer(int(key) & mask, int(key) >> INDEX_BITS)[1] for key in unique]
         return np.array(lengths, dtype=np.int64)[where].reshape(words.shape)
-
-    def ideal_row(self) -> float:
-        """Cycles of one row's MLP with its work spread evenly over all cores: the bound of any schedule."""
-        compute = self.mlp.macs / (self.preset.cores * self.rates.macs)
-        return compute if self.shared else max(compute, self.mlp.weight_bytes / self.preset.rate())
 
     def run(
         self, replayed: Bits, scheduler: str = "drs", *, dense: bool = False, tokens: NDArray[np.int64] | None = None
@@ -216,9 +203,11 @@ class Emulator:
         c, counts = self.preset.cores, computing.sum(1)
         drs = np.zeros(counts.shape)
         if scheduler == "ideal":
-            once = self.mlp.weight_bytes / self.rates.bytes if self.shared else 0.0
-            mlp = np.where(counts > 0, np.maximum(counts * self.ideal_row(), once), 0.0)
-            return mlp, drs, (counts > 0 if self.shared else counts).astype(float), np.full(c, counts.sum() / c)
+            # The bound of any schedule: work spread evenly over all cores, weights streamed once if they are shared.
+            compute, size = counts * (self.mlp.macs / (c * self.rates.macs)), self.mlp.weight_bytes
+            load = (counts > 0) * size / self.rates.bytes if self.shared else counts * (size / self.preset.rate())
+            streams = (counts > 0 if self.shared else counts).astype(float)
+            return np.maximum(compute, load), drs, streams, np.full(c, counts.sum() / c)
         if scheduler == "drs":
             per_core = (counts[..., None] - np.arange(c) + c - 1) // c
         else:
