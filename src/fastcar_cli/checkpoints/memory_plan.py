@@ -153,12 +153,6 @@ def cache_bytes(spec: Spec, itemsize: int, demand: Demand) -> tuple[int, int]:
     return heads * head, decoder.layers * demand.rows * n * decoder.width * itemsize if demand.replaying else 0
 
 
-def prefill_bytes(spec: Spec, itemsize: int, demand: Demand) -> int:
-    """Bytes that the prefill holds at once: a few vectors per prompt token."""
-    decoder = spec.decoder
-    return demand.rows * demand.prompt_tokens * (2 * decoder.width + decoder.heads * decoder.head_dim) * 2 * itemsize
-
-
 PIXEL_COPIES = 8
 """Activations of a frame's full size that the RQ-VAE's decoder holds at once, with room to spare (assumed)."""
 
@@ -177,6 +171,8 @@ def make_plan(network: Network, form: WeightFormat, demand: Demand, device: str)
     decoder, n = spec.decoder, spec.tokens_per_frame
     tokens, replaying = demand.frames * n, demand.replaying
     kv_cache, replay = cache_bytes(spec, size, demand)
+    # The prefill holds a few vectors per prompt token at once.
+    prefill = demand.rows * demand.prompt_tokens * (2 * decoder.width + decoder.heads * decoder.head_dim) * 2 * size
     mlp = stored_bytes(network, form, ".mlp.gate_proj") * 3
     blocks = stored_bytes(network, form, "llm.layers.")
     draws = stored_bytes(network, form, "depth.") * spec.frame_spec.depth + stored_bytes(network, form, "lm_head.")
@@ -191,7 +187,7 @@ def make_plan(network: Network, form: WeightFormat, demand: Demand, device: str)
         weights=stored_bytes(network, form),
         kv_cache=kv_cache,
         replay_cache=replay,
-        base=BASE + spec.pixel_bytes * demand.rows * demand.pixel_itemsize // 4 + prefill_bytes(spec, size, demand),
+        base=BASE + spec.pixel_bytes * demand.rows * demand.pixel_itemsize // 4 + prefill,
         available=available_bytes(device),
         mlp_share=mlp / step,
         max_replay_ratio=ratio,

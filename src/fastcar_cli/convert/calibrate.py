@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -183,7 +182,11 @@ class Walk:
     def _block(self, prefix: str) -> Iterator[Rounded]:
         block = Block(self._spec.decoder)
         self._loaded(block, prefix)
-        run = partial(_through, block, self._rotary)
+
+        def run(x: Tensor) -> Tensor:
+            cos, sin = self._rotary(torch.arange(len(x)), x.dtype)
+            return block(x[None], lambda q, k, v: attention(rotate(q, cos, sin), rotate(k, cos, sin), v))[0]
+
         turns = [[f"self_attn.{part}_proj" for part in "qkv"], ["self_attn.o_proj"]]
         turns += [["mlp.gate_proj", "mlp.up_proj"], ["mlp.down_proj"]]
         yield from self._turns(prefix, block, turns, run, self.states)
@@ -212,12 +215,6 @@ class Walk:
             batches = [block(x)[0] for x in batches]
         last = self._loaded(Classifier(spec), "depth.classifier_mlp.")
         yield from self._turns("depth.classifier_mlp.", last, [["linear"]], last, batches)
-
-
-def _through(block: Block, rotary: Rotary, x: Tensor) -> Tensor:
-    """The output of a decoder block for a row float32 [tokens, width]."""
-    cos, sin = rotary(torch.arange(len(x)), x.dtype)
-    return block(x[None], lambda q, k, v: attention(rotate(q, cos, sin), rotate(k, cos, sin), v))[0]
 
 
 def _gram(linear: nn.Linear, run: Callable[[Tensor], Tensor], batches: Sequence[Tensor]) -> Tensor:

@@ -131,7 +131,9 @@ def _parts(name: str) -> list[str]:
 def _file(path: Path) -> Iterator[Image8]:
     """The images of an image file, or the frames of a video."""
     try:
-        _learn()
+        Image.init()
+        with contextlib.suppress(ImportError):
+            importlib.import_module("pillow_heif").register_heif_opener()
         with Image.open(path, formats=[name for name in _FORMATS if name in Image.OPEN]) as image:
             if image.format not in _MAYBE_HDR or not in_hdr(path):
                 count = getattr(image, "n_frames", 1)
@@ -162,13 +164,6 @@ def _file(path: Path) -> Iterator[Image8]:
     yield from video_frames(path)
 
 
-def _learn() -> None:
-    """Register all formats of Pillow, and HEIF if its package is installed."""
-    Image.init()
-    with contextlib.suppress(ImportError):
-        importlib.import_module("pillow_heif").register_heif_opener()
-
-
 def _rgb(image: Image.Image, file: Path) -> Image8:
     """Pixels as viewers show them: rotated by the camera's tag, on the background, in RGB."""
     if image.mode.startswith(("I", "F")):
@@ -184,7 +179,10 @@ def _refused(path: Path, message: str, hint: Text | None = None) -> RequestError
 
 def _array(path: Path, key: str | None) -> Iterator[Image8OrFloat]:
     """The frames of an array [T, H, W, 3] of numbers 0 .. 255, of any dtype of numbers."""
-    array, what = numbers_in(path, "input", (_KEY,), _like_frames, "[frames, height, width, 3]", key)
+    needed = "[frames, height, width, 3]"
+    array, what = numbers_in(
+        path, "input", (_KEY,), lambda s: len(s) == 4 and s[3] == 3 and 0 not in s[1:], needed, key
+    )
     floats = array.dtype.kind == "f"
     for index, row in enumerate(array):
         low, high = row.min(), row.max()
@@ -194,10 +192,6 @@ def _array(path: Path, key: str | None) -> Iterator[Image8OrFloat]:
             said = f"frame {index} has fractions from {low:g} to {high:g}, needed: 0 .. 255"
             raise RequestError(said, where=what, hint="multiply values 0 .. 1 by 255")
         yield row.astype(np.float32 if floats else np.uint8)
-
-
-def _like_frames(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 4 and shape[3] == 3 and 0 not in shape[1:]
 
 
 def numbers_in(

@@ -94,12 +94,6 @@ def _rounded(groups: Tensor, inverse: Tensor) -> Tensor:
     return (groups * inverse).round_().clamp_(-8, 7)
 
 
-def _peaks(groups: Tensor) -> Tensor:
-    """The number of each group [n, 32] that is largest in size, with its sign: [n, 1]."""
-    least, most = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
-    return torch.where(most > -least, most, least)
-
-
 def inverse_of(scale: Tensor) -> Tensor:
     """1 / scale, and 0 where it is 0."""
     return torch.where(scale == 0, scale, 1 / scale)
@@ -111,7 +105,9 @@ def fitted_scales(groups: Tensor, weights: Tensor | None = None) -> Tensor:
     The scale that fits the rounded numbers q of a candidate best is sum(w q) / sum(q q), and leaves
     sum(w w) - sum(w q)^2 / sum(q q): the least of the candidates wins.
     """
-    inverse = -1 / _peaks(groups)
+    least, most = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
+    # Of the number of each group that is largest in size, with its sign.
+    inverse = -1 / torch.where(most > -least, most, least)
     weighted = groups if weights is None else groups * weights
     best, scale = torch.zeros_like(inverse), torch.zeros_like(inverse)
     for lies in _CANDIDATES:

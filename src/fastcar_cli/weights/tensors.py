@@ -137,12 +137,6 @@ class StoredShapes(dict[str, tuple[int, ...]]):
         return shape
 
 
-def _read_ahead(path: Path) -> None:
-    """Let the system read a file while tensors are being copied; not every system knows the call."""
-    with contextlib.suppress(OSError, AttributeError), path.open("rb") as f:
-        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
-
-
 def weight_files(
     folder: Path, stems: Sequence[str] = STEMS, suffixes: Sequence[str] = SUFFIXES, *, hint: str | None = None
 ) -> list[Path]:
@@ -186,13 +180,6 @@ class Component:
     files: tuple[Path, ...] | None = None
 
 
-@dataclass(frozen=True)
-class _Place:
-    path: Path
-    key: str
-    shape: tuple[int, ...]
-
-
 class Weights:
     """The tensors of some components by parameter name, read in any order.
 
@@ -208,7 +195,7 @@ class Weights:
         *,
         finite: bool = False,
     ) -> None:
-        self._at: dict[str, _Place] = {}
+        self._at: dict[str, tuple[Path, str, tuple[int, ...]]] = {}
         self._progress, self._finite = progress, finite
         self._file: _File | None = None
         self._mapped = self._done = 0
@@ -233,7 +220,7 @@ class Weights:
                 continue
             if shape != (needed := tuple(like[name].shape)):
                 raise RequestError(f"weights file {path}, key {key!r}: shape {list(shape)}, needed {list(needed)}")
-            self._at[name] = _Place(path, key, shape)
+            self._at[name] = path, key, shape
 
     def read_all(
         self, dtype: Callable[[str], torch.dtype], device: torch.device | None = None, store: Store | None = None
@@ -247,18 +234,20 @@ class Weights:
 
     def read(self, name: str, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
         """A parameter in `dtype` (None: as it is stored) on a device."""
-        at = self._at[name]
-        if self._file is None or self._file.path != at.path:
-            _read_ahead(at.path)
-            self._file, self._mapped = _open(at.path), 0
+        path, key, size = self._at[name]
+        if self._file is None or self._file.path != path:
+            # Let the system read the file while tensors are being copied; not every system knows the call.
+            with contextlib.suppress(OSError, AttributeError), path.open("rb") as f:
+                os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+            self._file, self._mapped = _open(path), 0
         target: Tensor | None = None
-        for begin, end in _pieces(at.shape, dtype or torch.float32):
-            piece = self._file.rows(at.key, begin, end)
+        for begin, end in _pieces(size, dtype or torch.float32):
+            piece = self._file.rows(key, begin, end)
             if not piece.is_floating_point():
-                raise RequestError(f"weights file {at.path}, key {at.key!r}: holds {piece.dtype}, needed floats")
+                raise RequestError(f"weights file {path}, key {key!r}: holds {piece.dtype}, needed floats")
             if target is None:
-                target = torch.empty(at.shape, dtype=dtype or piece.dtype, device=device)
-            (target[begin:end] if at.shape else target).copy_(piece)
+                target = torch.empty(size, dtype=dtype or piece.dtype, device=device)
+            (target[begin:end] if size else target).copy_(piece)
             self._mapped += piece.nbytes
             self._done += piece.nbytes
             del piece
@@ -271,7 +260,7 @@ class Weights:
                     self._progress(self._done)
         assert target is not None
         if self._finite and not bool(torch.isfinite(target).all()):
-            raise RequestError(f"weights file {at.path}, key {at.key!r}: holds NaN or infinite values")
+            raise RequestError(f"weights file {path}, key {key!r}: holds NaN or infinite values")
         return target
 
 
