@@ -69,8 +69,10 @@ _FEW, _LONG, _ROUND = 4, 284.0, 22
 
 @dataclass(frozen=True)
 class Point:
-    """A published run and its source; None where a figure is held out, or not published.
+    """A published run and its source; None where a figure is not published.
 
+    most: the upper end of a published range, whose lower one is tokens_per_s. held_out: the figures were read after the
+    prediction. luts: of the design, where its watts are those of a report on the chip.
     context: tokens attended to, an assumption where only a range is published. contexts: that range. steps: decode
     passes a token of the published rate takes. cards: in a ring. unknown: what its range is from; None: no prediction.
     beyond: what is fitted is fitted to other points.
@@ -92,9 +94,16 @@ class Point:
     beyond: bool = False
     first: tuple[tuple[int, float], ...] = ()
     held_out: bool = False
+    most: float | None = None
+    luts: int | None = None
 
 
-_HB = "Hummingbird, arXiv 2507.03308"
+_PROCESSORS, _LEAKAGE, _SWITCHING = 2.655 + 0.100, 0.604 / 230_400, 1.749 / (193_186 * 50)
+"""Watts of a Zynq's processors with their memory controller, of each LUT of a chip, and of a used one per MHz with its
+flip-flops, block RAM and DSP: a Vivado report of DB-ATCNet on a ZCU106 (ZU7EV, 193,186 LUT, 50 MHz), second hand.
+"""
+_HB, _SECOND = "Hummingbird, arXiv 2507.03308", "second hand"
+_EDGE = f"EdgeLLM, arXiv 2407.21325, {_SECOND}; its watts are measured, of the board"
 _ALL: tuple[Unknown, ...] = ("requests", "steps")
 _SHORT, _LONGER = (16, 256), (16, 512)
 _DFX = "MICRO 22, 64 in and 64 out, one pass a token"
@@ -103,7 +112,7 @@ _PROMPT = "its times to the first token are no sum of a constant, tokens and the
 _DATAFLOW = "its kernels wait for each other, and how many of its ports work at a time is not published"
 POINTS = (
     Point("arXiv 2502.10659", "kv260-llama", LLAMA2_7B, 512, 4.9, 6.57, "DATE 25, arXiv 2502.10659", contexts=(1, 1024),
-          unknown=_ALL),
+          unknown=_ALL, luts=78_000),
     Point(
         "FlightLLM", "flightllm-u280", LLAMA2_7B, 512, 55.0, 45.0, "FPGA 24, figure 1, for steps at 128 and 512 keys",
         "its authors' simulator takes a load at 70 % of a channel's rate, by the memory's timing it has 92 %, and how "
@@ -121,18 +130,21 @@ POINTS = (
         "CODO", "codo-u280", GPT2_M, 64, 231.5, None, "ISCA 26", f"{_DATAFLOW}; {_PROMPT}",
         first=((32, 20.4), (64, 32.6), (128, 110.4)),
     ),
-    Point("TeLLMe v2", "tellme-kv260", TERNARY, 512, 25.0, 4.8, "TeLLMe v2, beside PD-Swap",
+    Point("TeLLMe v2", "tellme-kv260", TERNARY, 512, 25.0, 4.8, "TeLLMe v2, beside PD-Swap", luts=98_303, missing=
           "its logic bounds it, and how many products of ternary weights it has a cycle is not published"),
-    Point(_HB, "hummingbird-kv260", LLAMA3_8B, 128, None, None, _HB, contexts=_SHORT, unknown=_ALL, held_out=True),
-    Point(_HB, "hummingbird-zcu104", LLAMA3_8B, 128, None, None, _HB, contexts=_SHORT, unknown=_ALL, held_out=True),
-    Point(_HB, "hummingbird-u250", LLAMA3_8B, 128, None, None, _HB, contexts=_SHORT, unknown=_ALL, held_out=True),
-    Point("llama-fpga", "llama-fpga-u250", LLAMA2_7B, 128, None, None, "an open RTL", contexts=_SHORT, unknown=_ALL,
+    Point(_HB, "hummingbird-kv260", LLAMA3_8B, 128, 4.8, 3.81, f"{_HB}: its abstract; watts {_SECOND}, of Vivado",
+          contexts=_SHORT, unknown=_ALL, held_out=True, luts=26_000),
+    Point(_HB, "hummingbird-zcu104", LLAMA3_8B, 128, 8.6, 7.09, f"{_HB}: its abstract; watts {_SECOND}, estimated",
+          contexts=_SHORT, unknown=_ALL, held_out=True, luts=26_000),
+    Point(_HB, "hummingbird-u250", LLAMA3_8B, 128, 19.4, None, f"{_HB}, {_SECOND}", contexts=_SHORT, unknown=_ALL,
           held_out=True),
-    Point("EdgeLLM", "edgellm-vcu128", GLM_6B, 256, None, None, "EdgeLLM (2025)", contexts=_LONGER, unknown=_ALL,
-          held_out=True),
-    Point("EdgeLLM", "edgellm-vcu128", QWEN_7B, 256, None, None, "EdgeLLM (2025)", contexts=_LONGER, unknown=_ALL,
-          held_out=True),
-    Point("StreamTensor", "streamtensor-u55c", GPT2_M, 64, None, None, "StreamTensor", _DATAFLOW, held_out=True),
+    Point("llama-fpga", "llama-fpga-u250", LLAMA2_7B, 128, 18.0, None, "README of github.com/adamgallas/llama-fpga",
+          contexts=_SHORT, unknown=_ALL, held_out=True, most=19.0),
+    Point("EdgeLLM", "edgellm-vcu128", GLM_6B, 256, 90.0, 56.86, _EDGE, contexts=_LONGER, unknown=_ALL, held_out=True),
+    Point("EdgeLLM", "edgellm-vcu128", QWEN_7B, 256, 42.5, None, _EDGE, contexts=_LONGER, unknown=_ALL, held_out=True,
+          most=69.4),
+    Point("StreamTensor", "streamtensor-u55c", GPT2_M, 64, 199.5, None, f"StreamTensor, arXiv 2509.13694, {_SECOND}",
+          _DATAFLOW, held_out=True, most=229.6),
 )  # fmt: skip
 
 
@@ -141,8 +153,15 @@ def points_of(preset: str) -> list[Point]:
     return [point for point in POINTS if point.preset == preset]
 
 
-def _error(predicted: float, published: float | None) -> float | None:
-    return None if published is None else predicted / published - 1
+def _error(predicted: float, published: float | None, most: float | None = None) -> float | None:
+    """Of the nearest figure that is published."""
+    return None if published is None else predicted / min(max(predicted, published), most or published) - 1
+
+
+def chip_watts(preset: Preset, luts: int) -> float:
+    """What a Vivado report counts of a Zynq: processors, leakage and logic, and neither memory nor the board."""
+    assert preset.card.resources is not None
+    return _PROCESSORS + _LEAKAGE * preset.card.resources.LUT + _SWITCHING * luts * preset.clock.value
 
 
 def _share(model: Workload, cards: int) -> Workload:
@@ -196,6 +215,7 @@ def predict(preset: Preset, point: Point) -> dict[str, Any]:
     moved = sum(t.weight_bytes + t.kv_bytes for t in result.components.values())
     speed, watts = 1 / (seconds * point.steps), energy_of(result, preset).activity / seconds
     low, high = span(preset, point) or (None, None)
+    chip = None if point.luts is None else chip_watts(preset, point.luts)
     first = [
         {
             "tokens": tokens,
@@ -217,13 +237,16 @@ def predict(preset: Preset, point: Point) -> dict[str, Any]:
         "fitted": [k for k, c in constants(preset).items() if c.kind == "fitted"],
         "predicted_tokens_per_s": speed,
         "published_tokens_per_s": point.tokens_per_s,
-        "error": _error(speed, point.tokens_per_s),
+        "published_most": point.most,
+        "error": _error(speed, point.tokens_per_s, point.most),
         "low_tokens_per_s": low,
         "high_tokens_per_s": high,
         "unknown": ", ".join([*(["context"] if point.contexts else []), *(point.unknown or ())]),
         "predicted_watts": watts,
         "published_watts": point.watts,
         "watts_error": _error(watts, point.watts),
+        "chip_watts": chip,
+        "chip_error": None if chip is None else _error(chip, point.watts),
         "first_token": [row | {"error": _error(row["predicted_ms"], row["published_ms"])} for row in first],
         "moved_bytes": moved,
         "share_of_peak": moved / seconds / preset.peak / 1e9,
