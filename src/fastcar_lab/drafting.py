@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +14,7 @@ from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.engine import begin
 from fastcar_cli.errors import RunError
 from fastcar_cli.pipeline.pipeline import VideoPipeline
+from fastcar_lab.couplings import Rule, contest
 
 Codes = NDArray[np.int64]
 KINDS = ("frame", "jacobi")
@@ -58,38 +60,56 @@ def tokens_a_pass(
     windows: Sequence[int],
     on_video: Callable[[int, int], None] = lambda done, total: None,
     kinds: Sequence[str] = KINDS,
+    against: Sequence[Rule] = (),
 ) -> dict[str, Any]:
     """Tokens a pass of one video a prompt (seeds from 0), for these kinds and windows, and what codes alone promise.
 
-    `on_video(done, total)` counts decodes. Raises RequestError for a window above a frame or the attention, RunError
-    where a video with drafts has other codes than the dense one.
+    against: other rules in the same windows, whose videos differ. `speedup` over dense decoding is by processor time;
+    a pass of another rule counts as much as one of the last kind. `on_video(done, total)` counts decodes. Raises
+    RequestError for a window above a frame or the attention, RunError where a video with drafts has other codes than
+    the dense one.
     """
-    n, total, done = pipe.tokens_per_frame, len(prompts) * (1 + len(kinds) * len(windows)), 0
+    rules: list[str | Rule] = [*kinds, *against]
+    names = [*kinds, *(rule.text for rule in against)]
+    n, total, done = pipe.tokens_per_frame, len(prompts) * (1 + len(names) * len(windows)), 0
     settings = {
         (kind, w): pipe.with_config(pipe.config.changed({"draft.kind": kind, "draft.window": w})).settings
-        for kind in kinds
+        for kind in dict.fromkeys([*kinds, *(rule.kind for rule in against)])
         for w in windows
     }
     dense = replace(pipe.settings, draft=DraftSettings())
-    decoded, promised = {setting: Counts() for setting in settings}, {w: Counts() for w in windows}
-    same = []
+    decoded, promised = {(name, w): Counts() for name in names for w in windows}, {w: Counts() for w in windows}
+    same, seconds = [], dict.fromkeys([*decoded, ("off", 1)], 0.0)
     for seed, prompt in enumerate(prompts):
+        began = time.process_time()
         truth = begin(pipe.model, [prompt], [seed], dense)[0].run().codes[0].cpu().numpy()
+        seconds["off", 1] += time.process_time() - began
         same.append(float((truth[n:] == truth[:-n]).all(1).mean()))
         on_video(done := done + 1, total)
         for w in windows:
             count_aligned(truth, n, w, promised[w])
-        for (kind, w), setting in settings.items():
-            decode = begin(pipe.model, [prompt], [seed], setting)[0].run()
-            if not np.array_equal(decode.codes[0].cpu().numpy(), truth):
-                raise RunError(f"{kind} drafts with window {w} change the video of {prompt!r}, seed {seed}")
-            assert decode.drafter is not None
-            for run in decode.drafter.passes:
-                decoded[kind, w].add(run.first[0] + 1 >= n, run.accepted[0])
-            on_video(done := done + 1, total)
+        for w in windows:
+            for rule in rules:
+                name, kind = (rule, rule) if isinstance(rule, str) else (rule.text, rule.kind)
+                decode = begin(pipe.model, [prompt], [seed], settings[kind, w])[0]
+                decode = decode if isinstance(rule, str) else contest(decode, rule, seed)
+                began = time.process_time()
+                decode.run()
+                seconds[name, w] += time.process_time() - began
+                if isinstance(rule, str) and not np.array_equal(decode.codes[0].cpu().numpy(), truth):
+                    raise RunError(f"{kind} drafts with window {w} change the video of {prompt!r}, seed {seed}")
+                assert decode.drafter is not None
+                for run in decode.drafter.passes:
+                    decoded[name, w].add(run.first[0] + 1 >= n, run.accepted[0])
+                on_video(done := done + 1, total)
+    for (name, w), counts in decoded.items():
+        if name not in kinds:
+            # They draw in torch; the passes are those of drafts.
+            of_kind = decoded[kinds[-1], w]
+            seconds[name, w] = seconds[kinds[-1], w] / sum(of_kind.passes) * sum(counts.passes)
     lines = [
         {"window": w, "counted": promised[w].to_dict()["later_frames"]}
-        | {kind: decoded[kind, w].to_dict() for kind in kinds}
+        | {name: decoded[name, w].to_dict() | {"speedup": seconds["off", 1] / seconds[name, w]} for name in names}
         for w in windows
     ]
     return {

@@ -46,6 +46,10 @@ def drafts(
     ] = None,
     windows: Annotated[str, typer.Option(help="Windows with commas between them.")] = "4,8,16,32",
     kinds: Annotated[str, typer.Option(help="Kinds that are decoded, beside the count from codes.")] = "frame,jacobi",
+    against: Annotated[
+        str | None,
+        typer.Option(help="Other rules in the same windows, such as sjd,relaxed:0.5; all: those that lose nothing."),
+    ] = None,
     temperature: Annotated[
         str, typer.Option(help="Temperatures with commas between them; shipped: the model's own.")
     ] = "shipped,1",
@@ -60,8 +64,11 @@ def drafts(
     from fastcar_lab.bench.render import watched
     from fastcar_lab.claims.prompts import prompts_for
     from fastcar_lab.common import pipeline_of
+    from fastcar_lab.couplings import LOSSLESS, Rule
     from fastcar_lab.drafting import KINDS, tokens_a_pass
 
+    names = LOSSLESS if against == "all" else against.split(",") if against else ()
+    rules = [Rule.parse(name.strip()) for name in names]
     wanted, decoded = parse_lengths(windows, "windows"), parse_names("kinds", kinds, KINDS)
     temperatures = [None if (t := text.strip()) == "shipped" else _number(t) for text in temperature.split(",")]
     results: list[dict[str, Any]] = []
@@ -78,19 +85,22 @@ def drafts(
                 pipe = base.with_config(base.config.changed({"sampling.temperature": degree}))
             warmth = pipe.settings.sampling.temperature
             if not any(r["temperature"] == warmth for r in results[before:]):
-                work = partial(tokens_a_pass, pipe, captions, wanted, kinds=decoded)
+                work = partial(tokens_a_pass, pipe, captions, wanted, kinds=decoded, against=rules)
                 results.append(watched("decodes", f"{name}, temperature {warmth:g}", work))
     without = "" if leave_out is None else f" without those with {leave_out!r}"
-    title = f"tokens a pass after the first frame (first frame), {prompts} captions{without}"
+    title = f"tokens a pass after the first frame (first frame), speedup by processor time, {prompts} captions{without}"
 
     def row(r: dict[str, Any]) -> list[str]:
         cells = [f"{r['model']}, temperature {r['temperature']:g}", f"{r['same_as_aligned']:.1%}"]
         cells += [f"{x['counted']:.2f}" for x in r["windows"]]
-        parts = [x[kind] for kind in decoded for x in r["windows"]]
-        return cells + [f"{part['later_frames']:.2f} ({part['first_frame']:.2f})" for part in parts]
+        parts = [x[kind] for kind in drafters for x in r["windows"]]
+        return cells + [
+            f"{part['later_frames']:.2f} ({part['first_frame']:.2f}), {part['speedup']:.2f} x" for part in parts
+        ]
 
-    names = [f"{kind} {w}" for kind in ("counted", *decoded) for w in wanted]
-    _show(results, as_json, title, ["as aligned", *names], row)
+    drafters = [*decoded, *(rule.text for rule in rules)]
+    columns = [f"{kind} {w}" for kind in ("counted", *drafters) for w in wanted]
+    _show(results, as_json, title, ["as aligned", *columns], row)
 
 
 def _number(text: str) -> float:
