@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from fastcar_cli.models.bundled.steered_checkpoint import SteeredCheckpoint
 from fastcar_cli.models.checkpoint import Released
 from fastcar_cli.models.cosmos.checkpoint import CosmosCheckpoint
 from fastcar_cli.models.ivideogpt.checkpoint import IVideoGPTCheckpoint
@@ -13,7 +14,9 @@ from fastcar_cli.models.network import Spec
 from fastcar_cli.models.rlvr.checkpoint import RLVRCheckpoint
 from fastcar_cli.models.vila_u.checkpoint import VilaUCheckpoint
 
-ARCHITECTURES: list[type[Released]] = [VilaUCheckpoint, IVideoGPTCheckpoint, RLVRCheckpoint, CosmosCheckpoint]
+ARCHITECTURES: list[type[Released]] = [
+    VilaUCheckpoint, IVideoGPTCheckpoint, RLVRCheckpoint, CosmosCheckpoint, SteeredCheckpoint,
+]  # fmt: skip
 
 
 def released(folder: Path) -> Released | None:

@@ -161,16 +161,12 @@ class Places:
 
     def refresh(self, prompts: PromptRows, frame: int, size: int) -> slice:
         """Add what the conditions of decoded frame `frame`, of `size` tokens, are now; returns the tokens concerned."""
-        begin, end = frame * size, min((frame + 1) * size, self._tokens)
-        # The input before a frame draws its first token. Tokens of a prompt's frames count too.
-        first = max(self._begin, prompts.aligned + begin - size)
-        own = max(0, prompts.aligned + self._begin - first)
-        tokens = slice(first + own - prompts.aligned, end)
-        if self.added is not None and self.prompt_added is not None:
-            added = self._added(prompts, end - first, first)
+        end = min((frame + 1) * size, self._tokens)
+        if self.added is not None:
+            added = self._added(prompts, end - self._begin, self._begin)
             assert added is not None
-            self.prompt_added[len(self.prompt_added) - own :], self.added[tokens] = added[:own], added[own:]
-        return tokens
+            self.prompt_added, self.added[self._begin : end] = added.split([prompts.aligned, end - self._begin])
+        return slice(self._begin, end)
 
     def before_block(self, x: Tensor, index: Tensor) -> Tensor:
         """The input of a block from the output [rows, S, width] of the one before; indices of tokens [rows, S]."""

@@ -231,7 +231,7 @@ class Spec(ABC):
     def longest(self) -> int:
         """Maximum number of frames by the model's positions, context included."""
         layout = self.layout
-        return layout.context + (self.decoder.max_positions - 1 - (layout.prompt or 0)) // layout.stride
+        return layout.context + (self.decoder.max_positions + 1 - (layout.prompt or 2)) // layout.stride
 
     @abstractmethod
     def network(self) -> Network:

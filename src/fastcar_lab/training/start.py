@@ -27,7 +27,7 @@ def start_map(placements: PlacementMap) -> None:
     placements.thing.weight.normal_(0.0, 3.2 / GAIN / placements.spec.hidden**0.5)
 
 
-def _rotation(frequencies: Tensor, offset: int) -> Tensor:
+def rotation(frequencies: Tensor, offset: int) -> Tensor:
     """Matrix [d, d] that rotates a head, whose pairs turn by `frequencies` a position, by `offset` positions."""
     half = len(frequencies)
     cos, sin = (offset * frequencies).cos(), (offset * frequencies).sin()
@@ -73,7 +73,7 @@ def initialise(model: VideoModel, seed: int, *, offset_blocks: int = 2, sharpnes
             g = g / g.norm()
             # |score| at the offset: (gain * |x.c|)^2 / sqrt(d), with |x.c| about 0.6 sqrt(width) after the norm.
             gain = math.sqrt(sharpness * math.sqrt(spec.head_dim)) / (0.6 * scale)
-            q = _rotation(model.llm.rotary.inv_freq, -offset) @ g
+            q = rotation(model.llm.rotary.inv_freq, -offset) @ g
             attention.q_proj.weight[rows].mul_(0.3).add_(gain * torch.outer(q, common))
             attention.k_proj.weight[rows].mul_(0.3).add_(gain * torch.outer(g, common))
 

@@ -1,0 +1,229 @@
+"""Frames to codes and back, one code for a patch: small networks that look at a patch and what lies around it.
+
+A code is plain ground, of which there are as many codes as different patches, or something on it, whose code is a
+number of several parts. The encoder gives numbers to each part, of which the largest counts. The decoder keeps the
+ground and says how much of it is seen at each pixel and what comes to it, from the codes around.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from fastcar_cli.system.plain_data import WHOLE, Size
+
+_UNLIKELY = -6.0  # what the encoder says of places without anything; where it says more, there may be something
+_TRIED, _ROUNDS = 8, 8  # places of a frame in which other codes are tried, and changes at most
+
+
+@dataclass(frozen=True, config=WHOLE)
+class PatchTokenizerSpec:
+    """Sizes: frames of `grid` x `grid` patches of `patch` pixels a side.
+
+    The first `plain` codes are ground, which repeats after `period` patches; the others are made of parts, which have
+    `parts` values each, the last one varying fastest. `code_width` is the width of a code vector, `widths` are those of
+    encoder and decoder.
+    """
+
+    grid: Size
+    patch: Size
+    plain: Size
+    period: Size
+    parts: tuple[Size, ...]
+    code_width: Size
+    widths: tuple[Size, Size]
+
+    @property
+    def places(self) -> int:
+        """Patches of a frame."""
+        return self.grid**2
+
+    @property
+    def codes(self) -> int:
+        """Codes in all."""
+        return self.plain + math.prod(self.parts)
+
+    @property
+    def resolution(self) -> int:
+        """Side of a frame in pixels."""
+        return self.grid * self.patch
+
+
+class Around(nn.Module):
+    """GELU and a convolution 3 x 3, added to their input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, width, h, w] -> the same shape."""
+        return x + self.conv(F.gelu(x))
+
+
+class PatchEncoder(nn.Module):
+    """Patches to numbers: whether a code is of something on the ground, then by ground and by part."""
+
+    def __init__(self, spec: PatchTokenizerSpec) -> None:
+        super().__init__()
+        width = spec.widths[0]
+        self.pixels = nn.Conv2d(3, width, spec.patch, stride=spec.patch)
+        self.around = nn.ModuleList(Around(width) for _ in range(3))
+        self.out = nn.Conv2d(width, 1 + spec.plain + sum(spec.parts), 1)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """Frames [B, 3, H, W] in 0..1 to [B, 1 + plain + sum of parts, h, w]."""
+        x = self.pixels(frames * 2 - 1)
+        for layer in self.around:
+            x = layer(x)
+        return self.out(F.gelu(x))
+
+
+class PatchPainter(nn.Module):
+    """Code vectors to what is seen of the ground at each pixel, and what comes to it."""
+
+    def __init__(self, spec: PatchTokenizerSpec) -> None:
+        super().__init__()
+        self.patch, width = spec.patch, spec.widths[1]
+        self.codes = nn.Conv2d(spec.code_width, width, 3, padding=1)
+        self.around = nn.ModuleList(Around(width) for _ in range(2))
+        self.hidden = nn.Conv2d(width, 2 * width, 1)
+        self.out = nn.Conv2d(2 * width, 4 * spec.patch**2, 1)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """[B, code_width, h, w] to [B, 4, h * patch, w * patch]: one share, three colours in 0..1."""
+        x = self.codes(vectors)
+        for layer in self.around:
+            x = layer(x)
+        return F.pixel_shuffle(self.out(F.gelu(self.hidden(F.gelu(x)))), self.patch)
+
+
+class PatchTokenizer(nn.Module):
+    """Encoder, vectors and pixels of codes, and what draws them. All computes in float32."""
+
+    def __init__(self, spec: PatchTokenizerSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.encoder, self.painter = PatchEncoder(spec), PatchPainter(spec)
+        self.vectors = nn.Parameter(torch.empty(spec.codes, spec.code_width))
+        self.ground = nn.Parameter(torch.empty(spec.plain, 3, spec.patch, spec.patch))
+
+    def tokenize(self, frames: Tensor) -> Tensor:
+        """Codes int64 [B, S * places] of frames float32 [B, S, 3, H, W] in 0..1."""
+        flat = frames.flatten(0, 1)
+        read = [self._refined(*one) for one in zip(flat, self.encoder(flat), strict=True)]
+        return torch.stack(read).view(len(frames), -1)
+
+    def _parts(self, numbers: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """What the encoder says [B, ..., h, w] by place: of something there, the likeliest ground, numbers of parts.
+
+        The ground is that of all places in the same phase together.
+        """
+        spec = self.spec
+        made, plain, *parts = numbers.flatten(2).transpose(1, 2).split([1, spec.plain, *spec.parts], -1)
+        repeats = spec.grid // spec.period
+        grid = plain.view(-1, repeats, spec.period, repeats, spec.period, spec.plain)
+        ground = grid.sum((1, 3), keepdim=True).expand_as(grid).argmax(-1)
+        return made[..., 0], ground.reshape(made.shape[:2]), parts
+
+    def _number(self, values: Sequence[Tensor]) -> Tensor:
+        """The code of something with these values of its parts."""
+        number = torch.zeros_like(values[0])
+        for size, value in zip(self.spec.parts, values, strict=True):
+            number = number * size + value
+        return self.spec.plain + number
+
+    def codes_of(self, numbers: Tensor) -> Tensor:
+        """Codes int64 [B, places] of what the encoder says."""
+        made, ground, parts = self._parts(numbers)
+        return torch.where(made > 0, self._number([part.argmax(-1) for part in parts]), ground)
+
+    def _refined(self, frame: Tensor, numbers: Tensor) -> Tensor:
+        """Codes [places] of a frame [3, H, W]: those that the encoder says, changed while another one draws it better.
+
+        Tried are, in the places that most likely have something on them, the ground and each part's second value.
+        """
+        made, ground, parts = self._parts(numbers[None])
+        likely = made[0].topk(_TRIED)
+        places = likely.indices[likely.values > _UNLIKELY]
+        first, second = zip(*(part[0].topk(2).indices.T for part in parts), strict=True)
+        seconds = [self._number([*first[:i], second[i], *first[i + 1 :]]) for i in range(len(parts))]
+        others = torch.stack([ground[0], self._number(first), *seconds], 1)
+        codes, error = self.codes_of(numbers[None])[0], math.inf
+        for _ in range(_ROUNDS):
+            candidates = codes.repeat(1 + places.numel() * others.shape[1], 1)
+            rows = torch.arange(1, len(candidates), device=codes.device)
+            candidates[rows, places.repeat_interleave(others.shape[1])] = others[places].flatten()
+            errors = (self.compose(candidates, self.vectors[candidates]) - frame).square().mean((1, 2, 3))
+            if float(errors.min()) >= error:
+                break
+            codes, error = candidates[errors.argmin()], float(errors.min())
+        return codes
+
+    def under(self, codes: Tensor) -> Tensor:
+        """Codes [B, places] of the ground: under something that of the upper or lower border in the same phase."""
+        spec = self.spec
+        rows = codes.unflatten(1, (spec.grid, spec.grid))
+        phase = torch.arange(spec.grid, device=codes.device) % spec.period
+        last = spec.grid - spec.period
+        border = torch.stack([rows[:, 0] if p == 0 else rows[:, last + p] for p in range(spec.period)], 1)[:, phase]
+        return torch.where(rows < spec.plain, rows, border.clamp(max=spec.plain - 1)).flatten(1)
+
+    def settled(self, frames: Tensor) -> Tensor:
+        """Codes [B, S, places] of frames in their order, with what is in the first one in all of them, each once.
+
+        Of several that are alike the nearest to where it was stays, what is missing stays where it was, and what else
+        there is becomes the ground of the first frame.
+        """
+        return torch.stack([self._settled(video) for video in frames])
+
+    def _settled(self, video: Tensor) -> Tensor:
+        ground, (first, *later) = self.under(video[:1])[0].tolist(), video.tolist()
+        made, things, across = [first], self._things(first), self.spec.grid
+        for frame in later:
+            there, codes = self._things(frame), [*ground]
+            for i, (look, x, y) in enumerate(things):
+                if alike := [thing for thing in there if thing[0] == look]:
+                    things[i] = min(alike, key=lambda thing: abs(thing[1] - x) + abs(thing[2] - y))
+                    there.remove(things[i])
+            for thing in things:
+                at, code = self._code(*thing)
+                free = (n for n in range(len(codes)) if codes[n] < self.spec.plain)
+                codes[min(free, key=lambda n: abs(n % across - at % across) + abs(n // across - at // across))] = code
+            made.append(codes)
+        return torch.tensor(made, device=video.device)
+
+    def _things(self, codes: Sequence[int]) -> list[tuple[int, int, int]]:
+        """What is on the ground in a frame: its parts but the last two as one number, and its place right and down."""
+        (width, height), found = self.spec.parts[-2:], []
+        for place, code in enumerate(codes):
+            if code >= self.spec.plain:
+                look, at = divmod(code - self.spec.plain, width * height)
+                (row, column), (right, down) = divmod(place, self.spec.grid), divmod(at, height)
+                found.append((look, column * width + right, row * height + down))
+        return found
+
+    def _code(self, look: int, x: int, y: int) -> tuple[int, int]:
+        """The inverse of `_things`: a place of the grid, and the code there."""
+        (width, height) = self.spec.parts[-2:]
+        (column, right), (row, down) = divmod(x, width), divmod(y, height)
+        return row * self.spec.grid + column, self.spec.plain + (look * width + right) * height + down
+
+    def compose(self, codes: Tensor, vectors: Tensor) -> Tensor:
+        """Frames [B, 3, H, W] in about 0..1 of codes [B, places] with these vectors [B, places, code_width]."""
+        spec = self.spec
+        grid = (spec.grid, spec.grid)
+        drawn = self.painter(vectors.transpose(1, 2).unflatten(2, grid))
+        ground = self.ground[self.under(codes)].flatten(2).transpose(1, 2).unflatten(2, grid)
+        return F.pixel_shuffle(ground, spec.patch) * drawn[:, :1] + drawn[:, 1:]
+
+    def draw(self, codes: Tensor) -> Tensor:
+        """Frames float32 [..., H, W, 3] in 0..255 of codes [..., places]; of ids that are none those of the nearest."""
+        flat = codes.flatten(0, -2).clamp(0, self.spec.codes - 1)
+        frames = self.compose(flat, self.vectors[flat]).permute(0, 2, 3, 1)
+        return frames.mul(255).clamp(0, 255).unflatten(0, codes.shape[:-1])
