@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from support.ivideogpt import write_model
 from support.processes import Run
 
 from fastcar_cli.config.presets import parse_yaml
@@ -29,7 +30,8 @@ QUICK = ("--frames", "1", "--seed", "1", "-q")
 
 @pytest.fixture
 def pushed(tmp_path: Path) -> Path:
-    """A folder with a picture and pushes of `mini-actions`, in three formats."""
+    """A folder with a model of two numbers a frame, an image and actions for it, in three formats."""
+    write_model(tmp_path / "tiny", 1, 2)
     frame = np.full((64, 64, 3), (90, 160, 230), np.uint8)
     frame[24:40, 24:40] = (250, 30, 30)
     Image.fromarray(frame).save(tmp_path / "a.png")
@@ -49,7 +51,7 @@ def _seen(done: subprocess.CompletedProcess[str], folder: Path) -> dict[str, obj
 
 
 def _piped(folder: Path, options: str) -> subprocess.CompletedProcess[str]:
-    command = f"{sys.executable} -m fastcar_cli generate --model mini-actions --frames 2 --seed 1 -q -o o.gif {options}"
+    command = f"{sys.executable} -m fastcar_cli generate --model tiny --frames 2 --seed 1 -q -o o.gif {options}"
     return subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=folder)
 
 
@@ -84,14 +86,14 @@ def test_warnings_of_libraries_are_not_shown(process: Run, pushed: Path) -> None
     control = b"acTL" + bytes(8)  # an animation of 0 frames, of which Pillow warns
     chunk = struct.pack(">I", 8) + control + struct.pack(">I", zlib.crc32(control))
     (pushed / "a.png").write_bytes(data[:length] + chunk + data[length:])
-    arguments = ["--model", "mini-actions", "--input", "a.png", "--actions", "m.json", "--frames", "2", "--seed", "1"]
+    arguments = ["--model", "tiny", "--input", "a.png", "--actions", "m.json", "--frames", "2", "--seed", "1"]
     done = process("generate", *arguments, "-q", "-o", "o.gif")
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.slow
 def test_a_header_of_numbers_is_no_row(run: Run, pushed: Path) -> None:
-    ask = ("generate", "--model", "mini-actions", "--input", "a.png", "--frames", "2", "-q", "-o", "o.gif", "--actions")
+    ask = ("generate", "--model", "tiny", "--input", "a.png", "--frames", "2", "-q", "-o", "o.gif", "--actions")
     meant = _seen(run(*ask, "m.json"), pushed)
     for text in ("0,1\n1.0,0\n", "0,1\n1,0\n0,0\n"):
         (pushed / "h.csv").write_text(text)
@@ -359,7 +361,7 @@ def test_a_folder_may_have_a_point_in_its_name(run: Run, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["a.json", "a.csv"])
 def test_actions_that_are_not_utf_8_are_refused(run: Run, pushed: Path, name: str) -> None:
     (pushed / name).write_bytes(b"1,0\n" + b"\xe9")
-    ask = ("generate", "--model", "mini-actions", "--input", "a.png", "--frames", "2", "-q", "-o", "o.gif")
+    ask = ("generate", "--model", "tiny", "--input", "a.png", "--frames", "2", "-q", "-o", "o.gif")
     done = run(*ask, "--actions", name)
     assert done.returncode == 2 and "is not UTF-8" in done.stderr
 

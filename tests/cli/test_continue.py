@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.ivideogpt import write_model
 from support.processes import Run
 from support.sweeping import BALL, tiny_folder
 
@@ -70,7 +71,7 @@ def test_a_video_without_a_recipe_is_refused(run: Run, begun: Path) -> None:
 
 @pytest.mark.slow
 def test_actions_continue(run: Run, tmp_path: Path) -> None:
-    ask = ("generate", "--model", "mini-actions", "--seed", "1", "-q")
+    ask = ("generate", "--model", write_model(tmp_path / "tiny", 1, 2), "--seed", "1", "-q")
     moves = [[1, 0], [0, 1], [-1, 0], [2, 2], [0, 0], [1, 1]]
     image = np.full((64, 64, 3), 200, np.uint8)
     image[24:40, 24:40] = (250, 30, 30)
@@ -82,10 +83,11 @@ def test_actions_continue(run: Run, tmp_path: Path) -> None:
         ("--input", "i.npz", "--actions", "all.json", "--frames", "7", "-o", "c.mp4"),
     ):
         assert run(*ask, *arguments).returncode == 0
-    on = run("generate", "--continue", "a.mp4", "--actions", "more.json", "--frames", "4", "-q", "-o", "b.mp4")
+    more = ("generate", "--continue", "a.mp4", "--model", "tiny", "--frames", "4", "-q", "-o")
+    on = run(*more, "b.mp4", "--actions", "more.json")
     assert on.returncode == 0, on.stderr
     assert np.array_equal(read_frames(tmp_path / "b.mp4"), read_frames(tmp_path / "c.mp4"))
-    short = run("generate", "--continue", "a.mp4", "--actions", "first.json", "--frames", "4", "-q", "-o", "d.mp4")
+    short = run(*more, "d.mp4", "--actions", "first.json")
     assert short.returncode == 2 and "first.json" in short.stderr
-    none = run("generate", "--continue", "a.mp4", "--frames", "4", "-q", "-o", "d.mp4")
+    none = run(*more, "d.mp4")
     assert none.returncode == 2 and "--actions" in none.stderr

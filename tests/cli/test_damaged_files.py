@@ -18,6 +18,7 @@ import torch
 import yaml
 from PIL import Image
 from safetensors.torch import save_file
+from support import ivideogpt
 from support.cosmos import SIZE, write_model
 from support.damage import ODD, TEXTS, changed, damage_json, no_file, spoil
 from support.processes import Run
@@ -29,7 +30,7 @@ from fastcar_cli.media import open_writer
 BALL = "a red ball"
 GENERATE = ("generate", "-q", "--seed", "1", "--force", "-o", "out.gif")
 AGAIN = (*GENERATE[:2], *GENERATE[4:])
-PUSHED = (*GENERATE, "--model", "mini-actions", "--frames", "2")
+PUSHED = (*GENERATE, "--model", "pushed", "--frames", "2")
 SWEEP = ("sweep", BALL, "--model", "tiny", "--tau", "off,-1", "--repeats", "1", "--metrics", TINY_METRICS, "-o", "s")
 READS_VECTORS = "models/Cosmos-Predict1-13B-Video2World"
 SECONDS = 300
@@ -146,6 +147,7 @@ KINDS = {
 def whole(run: Run, tmp_path: Path) -> Path:
     """A folder of whole files; it is the current one."""
     tiny_folder(tmp_path / "tiny")
+    ivideogpt.write_model(tmp_path / "pushed", 1, 2)
     write_model(tmp_path / "models", "Cosmos-Predict1-13B-Video2World", 64)
     shutil.copy(preset_folder() / "fpga" / "edge-small.yaml", "p.yaml")
     for name in ("c.yaml", "fastcar.yaml"):

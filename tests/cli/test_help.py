@@ -68,7 +68,7 @@ def test_rarer_options_are_keys_and_still_understood(run: Run) -> None:
 @pytest.mark.parametrize(
     ("line", "values"),
     [
-        ("generate --model ta", ["table", "table-dense"]),
+        ("generate --model ta", ["table", "table-dense", "table-actions"]),
         ("generate --draft ", ["off", "frame", "jacobi", "auto"]),
         ("generate --backend f", ["fpga-sim"]),
         ("generate --fpga edge-s", ["edge-small"]),
@@ -78,7 +78,7 @@ def test_rarer_options_are_keys_and_still_understood(run: Run) -> None:
         ("convert --dtype ", ["int4", "int8", "bfloat16"]),
         ("config --config mini", ["mini", "mini-dense"]),
         ("fpga rtl --preset edge-s", ["edge-small"]),
-        ("models show mini-", ["mini-actions"]),
+        ("models show table-a", ["table-actions"]),
         ("pull vila", ["vila-u-7b"]),
         ("generate --replay", ["--replay-ratio"]),
         ("gen", ["generate"]),

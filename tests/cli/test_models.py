@@ -30,7 +30,7 @@ def test_every_name_is_listed_with_what_it_takes_and_makes(run: Run, monkeypatch
         "here": True,
         "parameters": 6_063_459,
     }
-    assert rows["mini-actions"]["takes"] == "1 frame, 2 numbers a frame"
+    assert rows["table-actions"]["takes"] == "3 frames, 2 numbers a frame"
     assert rows["cosmos-predict1-5b-video2world"]["takes"] == "1 or 9 frames, text vectors"
     monkeypatch.setenv("COLUMNS", "80")
     shown = run("models").stdout

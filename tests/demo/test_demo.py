@@ -241,7 +241,7 @@ def test_an_empty_seed_is_drawn_and_the_form_stays(maker: Maker) -> None:
         ({"seed": "-1"}, "the seed '-1' is not a whole number"),
         ({"seed": str(2**63)}, "is not a whole number"),
         ({"model": "/etc"}, "'/etc' is not a model of this page"),
-        ({"model": "mini-actions"}, "'mini-actions' is not a model of this page"),
+        ({"model": "table-actions"}, "'table-actions' is not a model of this page"),
     ],
 )
 def test_bad_requests_are_refused(maker: Maker, change: dict[str, str], text: str) -> None:

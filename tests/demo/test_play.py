@@ -35,7 +35,8 @@ from fastcar_cli.media.reader import frames_of
 from fastcar_cli.pipeline.recipe import prompt_of
 from fastcar_cli.pipeline.session import PlaySession
 
-KEYS = [[8.0, 0.0], [8.0, 0.0], [0.0, -8.0], [-8.0, 4.0], [0.0, 0.0]]
+FRAME = np.full((128, 128, 3), 90, np.uint8)
+KEYS = [[1.0, 0.0], [1.0, 0.0], [0.0, -1.0], [-1.0, 0.5], [0.0, 0.0]]
 
 
 def _csv(folder: Path, actions: list[list[float]]) -> Path:
@@ -59,15 +60,15 @@ def _frames(file: Path) -> Any:
 @pytest.mark.parametrize("count", [5, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tau", ["off", "-2"])
 def test_generate_makes_the_session_again(tmp_path: Path, count: int, tau: str) -> None:
-    """With 60 frames the context of `mini-actions` rolls."""
+    """The context of `table-actions` rolls."""
     rng = np.random.default_rng(5)
-    actions = (4.0 * rng.integers(-2, 3, (count, 2))).tolist()
+    actions = (0.5 * rng.integers(-2, 3, (count, 2))).tolist()
     played = _play("--actions", _csv(tmp_path, actions), "--json", "--seed", 3, "--tau", tau, "-o", tmp_path / "s.mp4")
     assert played.exit_code == 0
     first, *frames, last = _lines(played.stdout)
-    assert first["action"] == {"size": 2, "reach": 8.0}
-    assert [line["frame"] for line in frames] == [*range(1, count + 1)]
-    assert (last["steps"], last["video"]["frames"], last["hits"]) == (count, count + 1, 0)
+    assert first["action"] == {"size": 2, "reach": 1.0}
+    assert [line["frame"] for line in frames] == [*range(3, count + 3)]
+    assert (last["steps"], last["video"]["frames"], last["hits"]) == (count, count + 3, 0)
     again = CliRunner().invoke(app, ["generate", "--from", str(tmp_path / "s.mp4"), "-o", str(tmp_path / "t.mp4")])
     assert again.exit_code == 0
     assert (tmp_path / "t.mp4").read_bytes() == (tmp_path / "s.mp4").read_bytes()
@@ -86,9 +87,9 @@ def test_lines_hold_what_frames_says(tmp_path: Path, frames: str, keys: set[str]
     assert ("png" in first) == (frames == "png")
     if frames == "png":
         image = Image.open(io.BytesIO(base64.b64decode(line["png"])))
-        assert image.size == (64, 64)
+        assert image.size == (128, 128)
     if frames == "codes":
-        assert np.array(line["codes"]).shape == (17, 1)
+        assert np.array(line["codes"]).shape == (64, 1)
 
 
 def _started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -105,7 +106,7 @@ def test_a_program_plays_through_pipes(tmp_path: Path) -> None:
     for number, action in enumerate(3 * KEYS, 1):
         process.stdin.write(json.dumps(action) + "\n")
         process.stdin.flush()
-        assert json.loads(process.stdout.readline())["frame"] == number
+        assert json.loads(process.stdout.readline())["frame"] == number + 2
         assert len((tmp_path / "s.csv").read_text(encoding="utf-8").splitlines()) == number
     rest, errors = process.communicate(timeout=300)
     assert (process.returncode, errors, first["seed"]) == (0, "", 1)
@@ -117,15 +118,15 @@ def test_a_program_plays_through_pipes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_session_of_a_thousand_keys(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
-    actions = np.repeat(8.0 * rng.integers(-1, 2, (250, 2)), 4, axis=0).tolist()
+    actions = np.repeat(1.0 * rng.integers(-1, 2, (250, 2)), 4, axis=0).tolist()
     process = _started(tmp_path, "--actions", "-", "--json", "--frames", "codes")
     output, errors = process.communicate("".join(json.dumps(action) + "\n" for action in actions), timeout=600)
     _, *lines, last = _lines(output)
     assert (process.returncode, errors, len(lines), last["steps"]) == (0, "", 1000, 1000)
     assert len((tmp_path / "s.csv").read_text(encoding="utf-8").splitlines()) == 1000
-    pipe = Pipeline.from_pretrained("mini-actions")
+    pipe = Pipeline.from_pretrained("table-actions")
     recipe = read_recipe(tmp_path / "s.mp4")
-    pipe = pipe.with_config(pipe.config.changed({"generation.frames": 1001, "generation.context_policy": "roll"}))
+    pipe = pipe.with_config(pipe.config.changed({"generation.frames": 1003, "generation.context_policy": "roll"}))
     pipe.run([prompt_of(recipe, "s.mp4")], [1])
     assert np.array_equal(pipe.codes[0], np.concatenate([line["codes"] for line in lines]))
 
@@ -144,16 +145,17 @@ def test_a_session_of_a_thousand_keys(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_refused_line_ends_the_session_whole(tmp_path: Path, line: str, text: str) -> None:
     process = _started(tmp_path, "--actions", "-", "--json")
-    _, errors = process.communicate(f"[8, 0]\n{line}\n[0, 0]\n", timeout=300)
+    _, errors = process.communicate(f"[1, 0]\n{line}\n[0, 0]\n", timeout=300)
     assert process.returncode == 2
     assert text in " ".join(errors.replace("│", " ").split())
-    assert (len(_frames(tmp_path / "s.mp4")), (tmp_path / "s.csv").read_text(encoding="utf-8")) == (2, "8.0,0.0\n")
+    assert (len(_frames(tmp_path / "s.mp4")), (tmp_path / "s.csv").read_text(encoding="utf-8")) == (4, "1.0,0.0\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (("--model", "mini"), "the model 'mini' takes no actions"),
+        (("--model", "mini-actions"), "the model 'table-actions' has replaced 'mini-actions'"),
         (("--input", "nothing.png"), "there is no such file"),
         (("--actions", "nothing.csv"), "nothing.csv"),
         (("--json",), "--json has no effect without --actions"),
@@ -198,12 +200,12 @@ class _Page:
 
 @pytest.fixture(scope="module")
 def pipe() -> Any:
-    return Pipeline.from_pretrained("mini-actions")
+    return Pipeline.from_pretrained("table-actions")
 
 
 @pytest.fixture
 def player(pipe: Any, tmp_path: Path) -> Iterator[Player]:
-    player = Player(PlaySession(pipe, np.full((64, 64, 3), 90, np.uint8), 1, tmp_path / "s.mp4"), 20)
+    player = Player(PlaySession(pipe, FRAME, 1, tmp_path / "s.mp4"), 20)
     thread = threading.Thread(target=player.serve)
     thread.start()
     yield player
@@ -215,7 +217,7 @@ def player(pipe: Any, tmp_path: Path) -> Iterator[Player]:
 def test_two_pages_see_and_steer_one_session(player: Player) -> None:
     one, two = _Page(player), _Page(player)
     one.until(lambda line: line["steps"] > 2)
-    assert two.post("input", action=[8, 0], key="mine") == {}
+    assert two.post("input", action=[1, 0], key="mine") == {}
     line = one.until(lambda line: line.get("key") == "mine")
     assert two.until(lambda other: other["steps"] >= line["steps"])["file"] == line["file"]
     assert one.post("input", order="pause") == {}
@@ -236,7 +238,7 @@ def test_a_closed_page_leaves_a_whole_file(player: Player, monkeypatch: pytest.M
         time.sleep(0.05)
     time.sleep(0.5)
     steps = player.session.decoded
-    assert len(_frames(player.session.path)) == steps + 1
+    assert len(_frames(player.session.path)) == steps + 3
     assert len(player.session.actions_path.read_text(encoding="utf-8").splitlines()) == steps
     page.until(lambda line: line["steps"] > steps)
 
@@ -315,7 +317,7 @@ def test_a_signal_saves_the_session(tmp_path: Path, number: int) -> None:
     assert process.returncode == 128 + number
     assert "the session is saved" in errors and "Traceback" not in errors
     rows = len((tmp_path / "s.csv").read_text(encoding="utf-8").splitlines())
-    assert len(_frames(tmp_path / "s.mp4")) == rows + 1 >= 4
+    assert len(_frames(tmp_path / "s.mp4")) == rows + 3 >= 6
 
 
 @pytest.mark.slow
@@ -340,9 +342,9 @@ def test_keys_of_a_terminal_steer(tmp_path: Path) -> None:
 
     read_until(b"frame 1,")
     os.write(main, b"\x1b[C")
-    read_until(b"action [8.0, 0.0]")
+    read_until(b"action [1.0, 0.0]")
     os.write(main, b"rw")
-    read_until(b"action [0.0, -8.0]")
+    read_until(b"action [0.0, -1.0]")
     os.write(main, b"q")
     read_until(b"actions:")
     assert process.wait(60) == 0
@@ -359,7 +361,7 @@ def test_frames_decoded_ahead_change_no_code(data: st.DataObject, tau: str, draf
     steps = data.draw(st.lists(st.tuples(st.sampled_from([0, 0, 1, 2]), st.booleans()), min_size=2, max_size=24))
     ahead, action = _world(tau, draft), [0.0, 0.0]
     for change, early in steps:
-        action = [action, [8.0, 0.0], [0.0, -4.0]][change]
+        action = [action, [1.0, 0.0], [0.0, -0.5]][change]
         if early:
             ahead.ahead()
         pixels, _ = ahead.step(action)
@@ -371,11 +373,11 @@ def test_frames_decoded_ahead_change_no_code(data: st.DataObject, tau: str, draf
 
 @functools.cache
 def _pipe(tau: str, draft: str) -> Any:
-    return Pipeline.from_pretrained("mini-actions", tau=tau, draft=draft)
+    return Pipeline.from_pretrained("table-actions", tau=tau, draft=draft)
 
 
 def _world(tau: str, draft: str) -> Any:
-    return _pipe(tau, draft).play(np.full((64, 64, 3), 90, np.uint8), seed=2)
+    return _pipe(tau, draft).play(FRAME, seed=2)
 
 
 @pytest.mark.parametrize("width", [1200, 390])
@@ -387,16 +389,16 @@ def test_a_person_plays(browser: Any, player: Player, width: int) -> None:
     page.goto(player.url)
     _wait(page, lambda: player.session.decoded > 3)
     page.keyboard.down("ArrowRight")
-    _wait(page, lambda: player.session.world.actions[-1].tolist() == [8, 0])
+    _wait(page, lambda: player.session.world.actions[-1].tolist() == [1, 0])
     page.keyboard.down("w")
-    _wait(page, lambda: player.session.world.actions[-1].tolist() == [8, -8])
+    _wait(page, lambda: player.session.world.actions[-1].tolist() == [1, -1])
     page.keyboard.up("w")
     page.keyboard.up("ArrowRight")
     _wait(page, lambda: player.session.world.actions[-1].tolist() == [0, 0])
     _wait(page, lambda: "ms" in page.inner_text("#numbers dd:nth-of-type(4)"))
     page.mouse.move(*_place(page, 0.1, 0.5))
     page.mouse.down()
-    _wait(page, lambda: player.session.world.actions[-1].tolist() == [-8, 0])
+    _wait(page, lambda: player.session.world.actions[-1].tolist() == [-1, 0])
     page.mouse.up()
     page.click("#pause")
     _wait(page, lambda: page.inner_text("#pause") == "Play")
@@ -411,7 +413,7 @@ def test_a_person_plays(browser: Any, player: Player, width: int) -> None:
     page.click("#new-seed")
     _wait(page, lambda: "not a whole number" in page.inner_text("#error"))
     assert page.evaluate("document.documentElement.scrollWidth") == width
-    pixels = "[...at('frame').getContext('2d').getImageData(0, 0, 64, 64).data].some((x, i) => i % 4 < 3 && x)"
+    pixels = "[...at('frame').getContext('2d').getImageData(0, 0, 128, 128).data].some((x, i) => i % 4 < 3 && x)"
     assert page.evaluate(pixels), "the frame is black"
     page.close()
     assert errors == []

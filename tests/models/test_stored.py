@@ -122,5 +122,5 @@ def test_scales_that_do_not_fit_are_named(model: Path, tensors: dict[str, Tensor
         load(str(model.parent / "small"))
 
 
-def test_bundled_models_take_35_megabytes() -> None:
-    assert sum(f.stat().st_size for name in BUNDLED for f in folder_of(name).rglob("*") if f.is_file()) <= 35_000_000
+def test_bundled_models_take_39_megabytes() -> None:
+    assert sum(f.stat().st_size for name in BUNDLED for f in folder_of(name).rglob("*") if f.is_file()) <= 39_000_000

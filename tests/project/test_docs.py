@@ -84,7 +84,7 @@ def test_the_page_on_json_names_the_keys_of_a_report(run: Run, tmp_path: Path) -
     found: set[str] = set()
     for arguments in (
         ("a red ball", "--model", str(model), "--backend", "fpga-sim"),
-        ("--model", "mini-actions", "--input", "clip.npz", "--truth"),
+        ("--model", "table-actions", "--input", "clip.npz", "--truth"),
     ):
         done = run("generate", *arguments, "--json", "-o", f"{len(found)}.gif")
         assert done.returncode == 0, done.stderr

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 FROM_TEXT = ("mini", "table", "table-dense")  # bundled text-to-video models
-BUNDLED = (*FROM_TEXT, "mini-actions")  # names of all bundled models
+BUNDLED = (*FROM_TEXT, "table-actions")  # names of all bundled models
+FORMER = {"mini-actions": "table-actions"}  # bundled models that others have replaced
 
 IVIDEOGPT = tuple(
     f"ivideogpt-{name}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from fastcar_cli.checkpoints.architectures import ARCHITECTURES, published
 from fastcar_cli.checkpoints.converted import ConvertedCheckpoint, working_folder
 from fastcar_cli.checkpoints.hub import fetch, repository_of, revision_of
-from fastcar_cli.checkpoints.names import BUNDLED, REPOSITORIES
+from fastcar_cli.checkpoints.names import BUNDLED, FORMER, REPOSITORIES
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.bundled.checkpoint import BundledCheckpoint
 from fastcar_cli.models.checkpoint import Checkpoint, LoadedModel
@@ -34,6 +34,8 @@ def folder_of(model: str) -> Path:
             return path
         if (begun := working_folder(path)).is_dir():
             raise RequestError(f"the conversion in {begun} is unfinished", hint="run fastcar convert again")
+    if model in FORMER:
+        raise RequestError(f"the model {FORMER[model]!r} has replaced {model!r}", hint=f"--model {FORMER[model]}")
     near = difflib.get_close_matches(model, [*BUNDLED, *REPOSITORIES], n=1)
     meant = f"; did you mean {near[0]!r}?" if near else ""
     hint = f"bundled: {', '.join(BUNDLED)}; from the hub: {', '.join(REPOSITORIES)}; or the path of a model folder"

@@ -33,7 +33,7 @@ BUNDLED_EXAMPLES = {
     "mini": "a red ball rolling to the right on the grass",
     "table": "a red metal ball rolls to the right and hits a blue cube",
     "table-dense": "a red metal ball rolls to the right and hits a blue cube",
-    "mini-actions": "example.npz",
+    "table-actions": "example.npz",
 }
 """Examples of bundled models: a prompt, or a file in the model's folder with frames and actions."""
 

@@ -27,7 +27,7 @@ from fastcar_cli.system.signals import status
 if TYPE_CHECKING:
     from fastcar_cli.pipeline.session import PlaySession
 
-DEFAULT_MODEL = "mini-actions"
+DEFAULT_MODEL = "table-actions"
 FRAMES = ("none", "png", "codes")
 
 
@@ -191,7 +191,7 @@ def _actions(session: PlaySession, source: str) -> Iterator[tuple[str, Any]]:
                 yield f"--actions -: line {number}", json.loads(line)
             except (ValueError, RecursionError):
                 said = f"--actions -: line {number} is not JSON: {line.strip()[:40]!r}"
-                raise RequestError(said, hint="a list of numbers, such as [8, 0]") from None
+                raise RequestError(said, hint="a list of numbers, such as [1, 0]") from None
 
 
 def _read(reader: TextIO, lines: queue.Queue[str]) -> None:

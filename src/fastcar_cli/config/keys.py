@@ -13,7 +13,7 @@ from fastcar_cli.config.tau import OFF, Tau
 SIZES = r"^[1-9]\d{0,5}x[1-9]\d{0,5}$"
 DEVICES = r"^(auto|cpu|cuda(:\d+)?)$"
 MODELS = (
-    "bundled model (mini, table, table-dense, mini-actions), name of the hub (vila-u-7b, ivideogpt-..., "
+    "bundled model (mini, table, table-dense, table-actions), name of the hub (vila-u-7b, ivideogpt-..., "
     "rt1-world-model-..., cosmos-predict1-...; NAME@REVISION), or model folder"
 )
 """Allowed values of `model`, for help texts."""

@@ -258,7 +258,7 @@ class VideoPipeline:
         """A session that decodes a frame a step, as actions say, from frames uint8 [H, W, 3] or [n, H, W, 3] on.
 
         Example:
-            >>> world = VideoPipeline.from_pretrained("mini-actions").play(frame, seed=1)
+            >>> world = VideoPipeline.from_pretrained("table-actions").play(frame, seed=1)
             >>> frame, info = world.step([2.0, 0.0])
 
         """

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fastcar_cli.models.checkpoint import Identity, LoadedModel
 
 ROOM = 128  # decoded frames, about, that the tables of a session have room for; then it begins new ones
-REACH = {"mini-actions": 8.0}  # the largest number of an action either way, of models where it is known
+REACH = {"table-actions": 1.0}  # the largest number of an action either way, of models where it is known
 
 
 class Ahead(NamedTuple):

@@ -31,7 +31,7 @@ def gpu_check(
     import json
 
     from fastcar_cli.checkpoints.architectures import published
-    from fastcar_cli.checkpoints.names import BUNDLED
+    from fastcar_cli.checkpoints.names import BUNDLED, FROM_TEXT
     from fastcar_cli.checkpoints.open import open_model
     from fastcar_cli.errors import RequestError
     from fastcar_cli.kernels.gpu import installed
@@ -55,7 +55,7 @@ def gpu_check(
             device=place, models=BUNDLED, dtypes=["float32", "bfloat16", "int8", "int4"], shapes=shapes, layers=4,
             context=1084, windows=[1, 2, 8, 16], video=1024, repeats=5, tests=True,
             workers=max(1, min(12, (os.cpu_count() or 1) - 2)), seconds=seconds, only=only,
-            drafted={name: _captions(name) for name in BUNDLED if name != "mini-actions"},
+            drafted={name: _captions(name) for name in FROM_TEXT},
         )  # fmt: skip
 
     def write(name: str, result: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ app = typer.Typer(
 _COMMANDS: tuple[Callable[..., None], ...] = (
     bench.bench, speed.speed, claims.claims, drafts.drafts, drafts.draft_cost, worlds.curves, worlds.evaluate,
     worlds.contact_sheet, worlds.showcase, worlds.replay_plot, worlds.clips, worlds.placements, worlds.longer,
-    checkpoints.dummy, checkpoints.store, checkpoints.text_embedding, checkpoints.conversion_error,
+    worlds.sessions, checkpoints.dummy, checkpoints.store, checkpoints.text_embedding, checkpoints.conversion_error,
     accelerator.accelerators, accelerator.broadcast, accelerator.fit_table, accelerator.readings,
     accelerator.rtl_decoded, gpu.gpu_check,
 )  # fmt: skip

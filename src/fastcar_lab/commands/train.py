@@ -27,7 +27,7 @@ def train(
         list[str] | None,
         typer.Option(help="Stage: tokenizer, base, replay or export; repeatable. [default: all, in this order]"),
     ] = None,
-    world: Annotated[str, typer.Option(help="Model to train: mini, table or mini-actions.")] = "mini",
+    world: Annotated[str, typer.Option(help="Model to train: mini, table or table-actions.")] = "mini",
     tokenizer: Annotated[
         Path | None, typer.Option(help="Use this tokenizer.safetensors instead of training one.")
     ] = None,
@@ -36,20 +36,20 @@ def train(
     ] = None,
     tokenizer_steps: Annotated[
         int | None,
-        typer.Option(help="Steps of the tokenizer. [default: 12000; table: 7000 per half; mini-actions: 1400]", min=1),
+        typer.Option(help="Steps of the tokenizer. [default: 12000; table: 7000 per half; table-actions: 6400]", min=1),
     ] = None,
     base_steps: Annotated[
-        int | None, typer.Option(help="Steps of the base. [default: 6000; table: 10600; mini-actions: 1100]", min=1)
+        int | None, typer.Option(help="Steps of the base. [default: 6000; table: 10600; table-actions: 4000]", min=1)
     ] = None,
     replay_steps: Annotated[
-        int | None, typer.Option(help="Steps of replay. [default: 8500; table: 2600; mini-actions: 1000]", min=1)
+        int | None, typer.Option(help="Steps of replay. [default: 8500; table: 2600; table-actions: 3000]", min=1)
     ] = None,
     minutes: Annotated[
         float | None,
         typer.Option(help="Save a checkpoint and stop after this wall time; the same command resumes.", min=0.0),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(help="Videos per step. [default: 4; table: 16 short clips; mini-actions: 16]", min=1)
+        int | None, typer.Option(help="Videos per step. [default: 4; table: 16 short clips; table-actions: 32]", min=1)
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights and data.", min=0, max=2**63 - 1)] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",

@@ -16,7 +16,7 @@ from fastcar_lab.commands.options import Plot, Seed
 
 
 def evaluate(
-    world: Annotated[str, typer.Option(help="mini, table or mini-actions.")] = "mini",
+    world: Annotated[str, typer.Option(help="mini, table or table-actions.")] = "mini",
     model: Annotated[
         str | None, typer.Option(help="Name or folder. [default: the world's own; none with --truth or a FILE]")
     ] = None,
@@ -101,12 +101,12 @@ def longer(
     seed: Seed = 1,
     debug: Debug = False,
 ) -> None:
-    """Measure by frame how videos of mini and mini-actions continue past the trained length; prints a table."""
-    from fastcar_lab.figures.longer import mini, mini_actions, plot, table
+    """Measure by frame how videos of bundled models continue past the trained length; prints a table."""
+    from fastcar_lab.figures.longer import lines_of, mini, plot, table, table_actions
 
-    found = [*mini(frames, videos, seed), *mini_actions(frames, videos, seed)]
+    found = [way for model in (mini, table, table_actions) for way in model(frames, videos, seed)]
     output.write_bytes(plot(found)["png"])
-    typer.echo(table(found, frames))
+    typer.echo(lines_of(found, frames))
 
 
 def clips(
@@ -115,11 +115,32 @@ def clips(
     seed: Seed = 1,
     debug: Debug = False,
 ) -> None:
-    """Write held-out clips for mini-actions, with their pushes."""
-    from fastcar_lab.worlds.mini_actions.samples import write
+    """Write held-out clips for table-actions as .npz files, with the keys that steer them."""
+    from fastcar_lab.worlds.table_actions.world import write
 
     for line in write(folder, count, seed):
         typer.echo(line)
+
+
+def sessions(
+    model: Annotated[str, typer.Option(help="Name or folder.")] = "table-actions",
+    count: Annotated[int, typer.Option(help="Sessions.", min=1)] = 20,
+    frames: Annotated[int, typer.Option(help="Frames of each session.", min=20)] = 600,
+    seed: Seed = 2,
+    unsettled: Annotated[bool, typer.Option("--unsettled", help="Carry frames over as they were drawn.")] = False,
+    set_: Overrides = None,
+    debug: Debug = False,
+) -> None:
+    """Measure sessions of table-actions by random keys; prints one JSON document."""
+    from fastcar_lab.common import commit, pipeline_of
+    from fastcar_lab.worlds.table_actions.sessions import measure
+
+    pipe = pipeline_of(model, set_ or ())
+    if unsettled:
+        pipe.model.network.tokenizer.settled = lambda frames: frames  # type: ignore[union-attr]
+    found = measure(pipe, count, frames, seed)
+    about = {"model": model, "count": count, "frames": frames, "seed": seed, "settled": not unsettled}
+    typer.echo(json.dumps({**about, **found, "commit": commit() or "unknown"}, indent=1))
 
 
 def placements(file: Annotated[Path, typer.Argument(help="File to write.")], debug: Debug = False) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,21 +21,37 @@ from fastcar_lab.worlds.mini.analyser import follow
 from fastcar_lab.worlds.mini.captions import caption
 from fastcar_lab.worlds.mini.render import render
 from fastcar_lab.worlds.mini.scene import Scene, poses, scenes_of, split_combinations
-from fastcar_lab.worlds.mini_actions.samples import frames_of
-from fastcar_lab.worlds.mini_actions.scene import Story, centre, draw_story, looks
 from fastcar_lab.worlds.protocol import Video
+from fastcar_lab.worlds.table.analyser.backdrop import find_backdrop
+from fastcar_lab.worlds.table.analyser.track import follow as follow_table
+from fastcar_lab.worlds.table.analyser.verdict import as_float
+from fastcar_lab.worlds.table.said import said_of
+from fastcar_lab.worlds.table.world import WORLD as TABLE
+from fastcar_lab.worlds.table_actions.evaluate import state_in
+from fastcar_lab.worlds.table_actions.keys import random_keys
+from fastcar_lab.worlds.table_actions.render import render as render_session
+from fastcar_lab.worlds.table_actions.samples import scene_of
+from fastcar_lab.worlds.table_actions.scene import ACTIONS, draw_state, step
+from fastcar_lab.worlds.table_actions.sight import watch
 
-Look = tuple[str, str]
+Objects = dict[tuple[str, str, str], Sequence[int]]
 BOUNDS = (8, 16, 32, 64, 128, 200, 500)  # ends of the ranges of frames that a table has
+AT_ONCE = 10  # frames that are looked at together
 
 
 @dataclass(frozen=True)
 class Quality:
-    """By frame, means over videos: SSIM to the renderer, shares with the right look, and within 2 px of the place."""
+    """By frame, means over videos: SSIM to the truth, shares with the right looks, and in the right place."""
 
     model: str
     way: str
     by_frame: dict[str, np.ndarray]
+
+    @classmethod
+    def of(cls, model: str, way: str, videos: Sequence[Sequence[Any]]) -> Quality:
+        """The means of SSIM, look and place [T] of each video; the last may be left out."""
+        names = ("SSIM", "look", "place")
+        return cls(model, way, dict(zip(names, np.array(videos, float).mean(0), strict=False)))
 
     def rows(self) -> list[list[str]]:
         """Of the table: a line for each measure."""
@@ -46,57 +63,99 @@ class Quality:
         return rows
 
 
-def _quality(
-    model: str, way: str, videos: Video, truth: Sequence[Video], looks: Sequence[Look], places: Sequence[Any]
-) -> Quality:
-    found = []
-    for video, true, look, wanted in zip(videos, truth, looks, places, strict=True):
-        # Clip by clip, as a background may change later.
-        seen = [s for i in range(0, len(video), 8) for s in follow(video[i : i + 8])]
-        right = [s is not None and (s.shape, s.color) == look for s in seen]
-        near = [s is not None and max(abs(s.x - x), abs(s.y - y)) <= 2 for s, (x, y) in zip(seen, wanted, strict=True)]
-        found.append([ssim(video, true), right, near])
-    return Quality(model, way, dict(zip(("SSIM", "look", "place"), np.array(found, float).mean(0), strict=True)))
+def _chunks(video: Video) -> list[Video]:
+    """Frames that are looked at together; a background may change later."""
+    return [video[i : i + AT_ONCE] for i in range(0, len(video), AT_ONCE)]
 
 
 def mini(frames: int, count: int, seed: int) -> list[Quality]:
-    """Objects that stay in the picture; where one begins is the model's choice."""
+    """Objects that stay in the frame; where one begins is the model's choice."""
     rng = random.Random(seed)
     chosen = [c for c in split_combinations()[1] if c[3] in ("still", "bouncing")]
     scenes: list[Scene] = [rng.choice(scenes_of(c)) for c in rng.sample(chosen, count)]
     pipe = pipeline_of("mini", generation__frames=frames, generation__context_policy="roll")
     videos, _ = generate_videos(pipe, [caption(s, rng) for s in scenes], range(seed, seed + count))
-    begun = [follow(video[:1])[0] for video in videos]
-    scenes = [replace(s, start=(b.x, b.y)) if b is not None else s for s, b in zip(scenes, begun, strict=True)]
-    truth = [(render(s, frames) * 255).round().astype(np.uint8) for s in scenes]
-    places = [[(pose.x, pose.y) for pose in poses(s, frames)] for s in scenes]
-    return [_quality("mini", "rolled after 8 frames", videos, truth, [(s.shape, s.color) for s in scenes], places)]
+    found = []
+    for scene, video in zip(scenes, videos, strict=True):
+        seen = [s for part in _chunks(video) for s in follow(part)]
+        true = scene if seen[0] is None else replace(scene, start=(seen[0].x, seen[0].y))
+        looks = [s is not None and (s.shape, s.color) == (scene.shape, scene.color) for s in seen]
+        pairs = zip(seen, poses(true, frames), strict=True)
+        near = [s is not None and max(abs(s.x - pose.x), abs(s.y - pose.y)) <= 2 for s, pose in pairs]
+        found.append([ssim(video, (render(true, frames) * 255).round().astype(np.uint8)), looks, near])
+    return [Quality.of("mini", "rolled after 8 frames", found)]
 
 
-def mini_actions(frames: int, count: int, seed: int) -> list[Quality]:
-    """One object that is pushed, by the same pushes in every way."""
-    rng = random.Random(seed)
-    stories: list[Story] = [draw_story(looks()[1], rng, frames) for _ in range(count)]
-    truth = [frames_of(story) for story in stories]
-    actions = [np.array([*story.actions, (0, 0)], np.float32) for story in stories]
-    places = [[centre(spot) for spot in story.places] for story in stories]
-    prompts: list[Prompt] = [Clip(true[:1], moves) for true, moves in zip(truth, actions, strict=True)]
-    pipe = pipeline_of("mini-actions", generation__frames=frames, generation__context_policy="roll")
-    seeds, trained, spec = range(seed, seed + count), pipe.spec.frames, pipe.spec
-    ways = {f"rolled after {n} frames": pipe.with_settings(segment=n - 1) for n in (trained, spec.longest)}
-    videos = {way: generate_videos(piped, prompts, seeds)[0] for way, piped in ways.items()}
-    clip, again = pipeline_of("mini-actions", generation__frames=trained), np.stack([true[:1] for true in truth])
-    while (done := again.shape[1] - 1) < frames - 1:
-        rest = [np.pad(moves[done:], ((0, trained), (0, 0)))[:trained] for moves in actions]
-        begun: list[Prompt] = [Clip(video[-1:], moves) for video, moves in zip(again, rest, strict=True)]
-        made, _ = generate_videos(clip, begun, [seed + 1000 * done + i for i in range(count)])
-        again = np.concatenate([again, made[:, 1:]], 1)
-    videos[f"pixels encoded again after {trained} frames"] = again[:, :frames]
-    own = [(story.look.shape, story.look.color) for story in stories]
-    return [_quality("mini-actions", way, v, truth, own, places) for way, v in videos.items()]
+def table(frames: int, count: int, seed: int) -> list[Quality]:
+    """Objects that rest, so that the truth is the first frame."""
+    held_out = TABLE.held_out(60 * count, seed)
+    chosen = [(scene, text) for scene, text in held_out if _rests(said_of(scene))][:count]
+    pipe = pipeline_of("table", generation__frames=frames, generation__context_policy="roll")
+    videos, _ = generate_videos(pipe, [text for _, text in chosen], range(seed, seed + len(chosen)))
+    found = []
+    for (scene, _), video in zip(chosen, videos, strict=True):
+        wanted = sorted((t.shape, t.material, t.color) for t in scene.things)
+        seen = [frame for part in _chunks(video) for frame in _objects(part)]
+        looks = [sorted(frame) == wanted for frame in seen]
+        near = [_alike(frame, seen[0]) for frame in seen]
+        found.append([ssim(video, np.repeat(video[:1], frames, 0)), looks, near])
+    return [Quality.of("table", "rolled after 16 frames", found)]
 
 
-def table(found: Sequence[Quality], frames: int) -> str:
+def _rests(said: Any) -> bool:
+    return not said.camera and all(thing.deed in (None, "still") for thing in said.things)
+
+
+def _alike(a: Objects, b: Objects) -> bool:
+    return a.keys() == b.keys() and all(np.abs(np.subtract(a[k], b[k]))[:2].max() <= 2 for k in a)
+
+
+def _objects(video: Video) -> list[Objects]:
+    """Looks of the objects in each frame of `table`, and where they are."""
+    pixels = as_float(video)
+    tracks, _ = follow_table(pixels, find_backdrop(pixels))
+    by_frame: list[Objects] = [{} for _ in video]
+    for track in tracks:
+        for frame, at in zip(by_frame, track.at, strict=True):
+            if at is not None:
+                frame[track.look.shape, track.look.material, track.look.color] = at
+    return by_frame
+
+
+def table_actions(frames: int, count: int, seed: int) -> list[Quality]:
+    """A ball that the same random keys steer in both ways; objects' looks are not in the training data."""
+    scenes, truth, actions = [], [], []
+    clip = pipeline_of("table-actions")
+    given, trained = clip.context, clip.frames
+    for i in range(count):
+        rng = random.Random(seed * 1_000_003 + i)
+        scenes.append(scene_of(rng, kept_out=True))
+        states = [draw_state(scenes[-1], rng)] * 2
+        keys = list(islice(random_keys(rng), frames - 1))
+        for key in keys:
+            states.append(step(states[-2], states[-1], key, scenes[-1].halves))
+        truth.append(render_session(scenes[-1], states[1:]))
+        actions.append(np.array([*[ACTIONS[0]] * (given - 1), *keys, ACTIONS[0]], np.float32))
+    first, seeds = [np.repeat(true[:1], given, 0) for true in truth], range(seed, seed + count)
+    pipe = pipeline_of("table-actions", generation__frames=frames + given - 1, generation__context_policy="roll")
+    prompts: list[Prompt] = [Clip(begin, moves) for begin, moves in zip(first, actions, strict=True)]
+    again = np.stack(first)
+    while (done := again.shape[1]) < frames + given - 1:
+        rest = [np.pad(moves[done - given :], ((0, trained), (0, 0)))[:trained] for moves in actions]
+        begun: list[Prompt] = [Clip(video[-given:], moves) for video, moves in zip(again, rest, strict=True)]
+        again = np.concatenate([again, generate_videos(clip, begun, seeds)[0][:, given:]], 1)
+    ways = {"rolled": generate_videos(pipe, prompts, seeds)[0], "pixels encoded again": again}
+    found = []
+    for way, videos in ways.items():
+        rows = []
+        for scene, video, true in zip(scenes, videos[:, given - 1 :][:, :frames], truth, strict=True):
+            seen = [state_in(scene, frame) for part in _chunks(video) for frame in watch(part)]
+            rows.append([ssim(video, true), [state is not None for state in seen]])
+        found.append(Quality.of("table-actions", f"{way} after {trained} frames", rows))
+    return found
+
+
+def lines_of(found: Sequence[Quality], frames: int) -> str:
     """The measures by range of frames, as Markdown."""
     ends = [end for end in BOUNDS if end < frames] + [frames]
     ranges = [f"{a} to {b - 1}" for a, b in zip([0, *ends], ends, strict=False)]

@@ -28,7 +28,7 @@ class Training:
     `steps` are those of tokenizer, base and replay stage where nothing else is given. `tokenizer(output, steps, seed,
     watch)` trains the tokenizer, a `kind`, in a folder, of which the decoder's stages read the file `codes`;
     `stage` is a stage of the decoder, taking `settings` (see `decoder.run_stage`). `export(spec, folder, checkpoint,
-    tokenizer)` writes a model folder, weights as float16, those of logits `sharper` times as large.
+    tokenizer)` writes a model folder, weights as float16.
     """
 
     steps: tuple[int, int, int]
@@ -38,7 +38,6 @@ class Training:
     settings: type[TrainSettings]
     stage: Callable[..., object]
     export: Callable[..., None]
-    sharper: float = 1.0
 
 
 def text_model(
@@ -92,10 +91,7 @@ def _begin_with(training: Training, spec: Spec, model: str, output: Path) -> Pat
     if replace(network.spec, name=spec.name) != spec:
         raise RequestError("made of other parts than this world's model", where=what)
     made = output / ".start.pt"
-    weights = network.state_dict()
-    if training.sharper != 1.0:
-        weights["lm_head.weight"] = weights["lm_head.weight"] / training.sharper
-    torch.save({"model": weights}, made)
+    torch.save({"model": network.state_dict()}, made)
     _put(output / "start.pt", made, what)
     return output / "start.pt"
 

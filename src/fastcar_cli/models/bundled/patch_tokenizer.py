@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from fastcar_cli.models.ivideogpt.blocks import shown_pixels
 from fastcar_cli.system.plain_data import WHOLE, Size
 
 _UNLIKELY = -6.0  # what the encoder says of places without anything; where it says more, there may be something
@@ -225,5 +226,4 @@ class PatchTokenizer(nn.Module):
     def draw(self, codes: Tensor) -> Tensor:
         """Frames float32 [..., H, W, 3] in 0..255 of codes [..., places]; of ids that are none those of the nearest."""
         flat = codes.flatten(0, -2).clamp(0, self.spec.codes - 1)
-        frames = self.compose(flat, self.vectors[flat]).permute(0, 2, 3, 1)
-        return frames.mul(255).clamp(0, 255).unflatten(0, codes.shape[:-1])
+        return shown_pixels(self.compose(flat, self.vectors[flat])).unflatten(0, codes.shape[:-1])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fastcar_cli.inputs.prompt import OnProgress
 from fastcar_cli.models.bundled.patch_tokenizer import PatchTokenizer, PatchTokenizerSpec
+from fastcar_cli.models.ivideogpt.blocks import network_pixels
 from fastcar_cli.models.network import FramesNetwork, FrameSpec, Layout, Spec
 from fastcar_cli.system.plain_data import WHOLE, Size
 
@@ -89,10 +90,9 @@ class Steered(FramesNetwork):
         actions[given] = conditions.transpose(0, 1)[begin // n + frame[given] - 1]
         return result + self.action_linear(actions.to(like))
 
-    def encode(self, frames: Tensor, on_progress: OnProgress | None = None) -> Tensor:
+    def encode(self, frames: Tensor, on_progress: OnProgress | None = None, actions: Tensor | None = None) -> Tensor:
         """See `FramesNetwork`."""
-        pixels = frames if frames.is_floating_point() else frames.float().div(255.0)
-        return self.tokenizer.tokenize(pixels.permute(0, 1, 4, 2, 3))
+        return self.tokenizer.tokenize(network_pixels(frames))
 
     def rolled(self, seen: Tensor) -> Tensor:
         """See `Network`; what is in the first frame is put into those that a new context begins with."""

@@ -15,9 +15,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field
 
 from fastcar_cli.errors import FastcarError, RequestError
-from fastcar_cli.inputs.prompt import PromptReader
 from fastcar_cli.models.checkpoint import GenerationDefaults, Released
-from fastcar_cli.models.clip_reader import ClipReader
 from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.ivideogpt.blocks import ConditionalSpec, TokenizerSpec
 from fastcar_cli.models.ivideogpt.network import IVideoGPT, IVideoGPTSpec
@@ -45,9 +43,6 @@ _IVIDEOGPT = {
 
 WEIGHTS = {"tokenizer": "diffusion_pytorch_model", "transformer": "model"}
 """Folders of a checkpoint, and the names of their weight files without suffix."""
-
-FAMILIAR = {"mini-actions": 25.0}
-"""See `ClipReader`; of the first frames of 40 MP4 files by `fastcar lab clips` the worst has 26.0 dB."""
 
 _OLD_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
@@ -122,13 +117,6 @@ class IVideoGPTCheckpoint(LlamaCheckpoint):
             max_positions=1024,
         )  # fmt: skip
         return IVideoGPTSpec(name, frames, FPS, decoder, tokenizer, actions)
-
-    def reader(self, network: Network) -> PromptReader:
-        """See `Checkpoint`."""
-        reader = super().reader(network)
-        assert isinstance(reader, ClipReader)
-        reader.familiar = FAMILIAR.get(self.name or "")
-        return reader
 
     def read_spec(self) -> IVideoGPTSpec:
         """See `Checkpoint`.
