@@ -83,7 +83,7 @@ def _keys_in(path: Path) -> set[str]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {*arrays}
-    except (OSError, ValueError, BadZipFile):
+    except (OSError, EOFError, ValueError, BadZipFile):
         return set()  # `numbers_in` says why
 
 
