@@ -107,9 +107,8 @@ class Emulator:
         return np.where(cores > 0, cycles, 0.0).sum(0)
 
     def prefill(self) -> float:
-        """Cycles until every row has its first token: all tokens of the prompts at once, dealt to the cores.
-
-        A tile of weights stays while the tokens of a core are multiplied by it; heads run for the last token.
+        """Cycles until every row has its first token: all tokens of the prompts at once, dealt to the cores. A tile of
+        weights stays while the tokens of a core are multiplied by it; heads run for the last token.
         """
         work, c = self.work, self.preset.cores
         dealt = -(-work.rows * work.prompt // c)

@@ -84,9 +84,8 @@ def _split(total: int, parts: int) -> list[int]:
 
 
 def _tiles(inputs: int, outputs: int, bits: float, tile_bytes: int) -> list[tuple[int, int, int]]:
-    """(outputs, bytes, MACs) of the tiles of a matrix, cut along its outputs.
-
-    Where a row of it needs several tiles, its output counts for the last of them.
+    """(outputs, bytes, MACs) of the tiles of a matrix, cut along its outputs. Where a row of it needs several tiles,
+    its output counts for the last of them.
     """
     size = math.ceil(inputs * outputs * bits / 8)
     count = min(inputs * outputs, max(1, -(-size // tile_bytes)))

@@ -230,7 +230,6 @@ class Preset(Entry):
 
     def stream(self, chunk: float = 0, stride: float = 0) -> ReadStream:
         """How a channel is read; chunk, stride: bytes of all channels that lie together, and from one to the next.
-
         Cores that share a channel are served in turn, one request each, and start in consecutive banks.
         """
         hbm, part = self.hbm, self.part

@@ -57,9 +57,8 @@ def _executor(network: Network) -> str:
 def compare(
     model: str, folders: Sequence[str], prompts: Sequence[str], frames: int, accelerators: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """One line a folder, after one for the model itself in bfloat16, and one an accelerator preset.
-
-    The last are for keys and values alone in few bits.
+    """One line a folder, after one for the model itself in bfloat16, and one an accelerator preset. The last are for
+    keys and values alone in few bits.
     """
     presets = [load_preset(name) for name in accelerators]
     reference = load(model, "float32")

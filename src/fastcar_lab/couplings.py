@@ -78,9 +78,8 @@ class Rule:
 
 
 class CoupledDraws(Draws):
-    """Draws that depend on the drafts in the buffer, and on random numbers of a seed.
-
-    `couple` draws from p and keeps a code from q as often as can be; a test plants a wrong one.
+    """Draws that depend on the drafts in the buffer, and on random numbers of a seed. `couple` draws from p and keeps a
+    code from q as often as can be; a test plants a wrong one.
     """
 
     def __init__(self, model: Network, settings: SamplingSettings, uniforms: Tensor, slack: int, rule: Rule, seed: int):
@@ -127,9 +126,8 @@ class CoupledDraws(Draws):
         return self._settings.top_p_of(1) if self._top_ps is None else self._top_ps[positions, None]
 
     def _codes(self, positions: Tensor, given: Tensor, guess: Tensor, forward: Forward, choose: Choose) -> Tensor:
-        """Codes [n, depth], one depth after another; those of `given` that are not negative are taken.
-
-        Logits are computed again only where a code is not the guessed one.
+        """Codes [n, depth], one depth after another; those of `given` that are not negative are taken. Logits are
+        computed again only where a code is not the guessed one.
         """
         codes, logits = torch.where(given < 0, guess, given), None
         for d in range(codes.shape[1]):

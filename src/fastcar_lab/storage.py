@@ -40,9 +40,8 @@ def save(
 
 
 def packed(name: str, tensor: Tensor, fine: bool) -> dict[str, Tensor]:
-    """What a file holds of a tensor, by name: numbers of 8 bits, or 12 where `fine`, in groups with a scale.
-
-    Vectors, small tensors and those whose rows groups don't divide are float16.
+    """What a file holds of a tensor, by name: numbers of 8 bits, or 12 where `fine`, in groups with a scale. Vectors,
+    small tensors and those whose rows groups don't divide are float16.
     """
     if tensor.dim() < 2 or tensor.numel() < _FEW or tensor[0].numel() % GROUP:
         return {name: tensor.half()}

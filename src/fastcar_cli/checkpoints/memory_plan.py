@@ -110,9 +110,8 @@ def peak_bytes(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a batch asks for: `frames` are those that are decoded, of `rows` rows.
-
-    `replaying` layers may replay, with `delimiters` also at these; `pixel_itemsize` is that of the pixels' dtype.
+    """What a batch asks for: `frames` are those that are decoded, of `rows` rows. `replaying` layers may replay, with
+    `delimiters` also at these; `pixel_itemsize` is that of the pixels' dtype.
     """
 
     rows: int

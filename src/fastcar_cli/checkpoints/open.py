@@ -56,9 +56,8 @@ def public_name(model: str) -> bool:
 
 
 def open_folder(folder: Path, name: str | None = None, tokenizer: str | None = None) -> Checkpoint:
-    """The checkpoint in a folder; `name` is its public name, `tokenizer` a folder that the user names.
-
-    Raises RequestError for an unfinished conversion, and for a tokenizer's folder where the model has none apart.
+    """The checkpoint in a folder; `name` is its public name, `tokenizer` a folder that the user names. Raises
+    RequestError for an unfinished conversion, and for a tokenizer's folder where the model has none apart.
     """
     try:
         config = parse_json(file_text(folder / "config.json"))

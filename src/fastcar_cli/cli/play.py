@@ -163,7 +163,6 @@ def _by_lines(session: PlaySession, source: str, frames: str | None, fps: int | 
 
 def _actions(session: PlaySession, source: str) -> Iterator[tuple[str, Any]]:
     """Actions, and where each is from. While the next line of standard input does not come, a frame is decoded ahead.
-
     Raises RequestError.
     """
     from fastcar_cli.inputs.actions import read_actions

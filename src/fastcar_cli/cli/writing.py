@@ -72,9 +72,8 @@ def load(run: RunConfig, videos: int, terminal: Any, checkpoint: Checkpoint | No
 def write(
     pipe: VideoPipeline, jobs: list[Job], paths: list[Path], asked: GenerateOptions, new: bool, terminal: Any
 ) -> tuple[dict[int, Written], KeyboardInterrupt | None]:
-    """Decode and write every video: those that have a frame, closed, and what stopped the run early.
-
-    With `new` no file is replaced, else with `force` alone.
+    """Decode and write every video: those that have a frame, closed, and what stopped the run early. With `new` no file
+    is replaced, else with `force` alone.
     """
     stop: KeyboardInterrupt | None = None
     preview = Preview() if asked.preview and lacking(terminal) is None else None
@@ -130,7 +129,6 @@ def _inputs(jobs: Sequence[Job]) -> tuple[list[Prompt], list[int]]:
 
 def make(pipe: VideoPipeline, jobs: list[Job], folder: Path | None, asked: GenerateOptions, terminal: Any) -> None:
     """Make the videos of one run side by side, in `folder` with their reports or, without it, as `-o`, and print each.
-
     Raises RequestError for a refused prompt (without `keep_going`), typer.Exit after a stop or with prompts left out.
     """
     taken = accepted(jobs, pipe, asked.keep_going, partial(note, terminal))
@@ -212,9 +210,8 @@ def named(jobs: Sequence[Job], folder: Path) -> list[Job]:
 
 
 def make_list(pipe: VideoPipeline, jobs: Sequence[Job], folder: Path, asked: GenerateOptions, terminal: Any) -> None:
-    """Make the missing videos of a part of a list, and print the list.
-
-    Raises RequestError where another video has their name (without `force`), typer.Exit as `make`.
+    """Make the missing videos of a part of a list, and print the list. Raises RequestError where another video has
+    their name (without `force`), typer.Exit as `make`.
     """
     seeds = [*dict.fromkeys(job.seed for job in jobs)]
     if asked.names is not None:

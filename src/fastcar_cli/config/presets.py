@@ -26,9 +26,8 @@ _SCALARS = {
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that reads scalars as YAML 1.2 does and refuses aliases, and a key given twice.
-
-    PyYAML alone reads YAML 1.1, where 1e-1 is a text, 0123 is 83, 1:30 is 90 and `no` is false.
+    """Safe YAML that reads scalars as YAML 1.2 does and refuses aliases, and a key given twice. PyYAML alone reads YAML
+    1.1, where 1e-1 is a text, 0123 is 83, 1:30 is 90 and `no` is false.
     """
 
     yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {}  # type: ignore[misc]

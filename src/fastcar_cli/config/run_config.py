@@ -254,9 +254,8 @@ def load_sources(
     flags: Mapping[str, Any] | None = None,
     below: Sequence[Layer] = (),
 ) -> tuple[RunConfig, dict[str, str]]:
-    """Merge over the defaults `below`, a preset or YAML file, `key=value` overrides and flags; the later wins.
-
-    Also returns the source of each key that is given. Raises RequestError that names it, the value and what is allowed.
+    """Merge over the defaults `below`, a preset or YAML file, `key=value` overrides and flags; the later wins. Also
+    returns the source of each key that is given. Raises RequestError that names it, the value and what is allowed.
     """
     layers = [*below, *([] if name is None else [file_layer(name, f"--config {name}")])]
     layers.append([_override(override) for override in overrides])

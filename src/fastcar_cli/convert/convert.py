@@ -85,9 +85,8 @@ def padded(spec: Spec, dtype: str) -> Spec:
 
 
 def target_format(source: Source, spec: Spec, dtype: str, depth: str | None = None) -> WeightFormat:
-    """What the weights of a source become; `depth` is the format of the depth transformer beside int4.
-
-    A projector of a width that int4 can't divide into groups stays in floats; for others it raises RequestError.
+    """What the weights of a source become; `depth` is the format of the depth transformer beside int4. A projector of a
+    width that int4 can't divide into groups stays in floats; for others it raises RequestError.
     """
     if dtype == "bfloat16":
         return WeightFormat(dtype, torch.bfloat16)
@@ -171,9 +170,8 @@ class Conversion:
         return sum(self._given[name].numel() for name in names) * self._source.stored.itemsize
 
     def run(self, on_progress: Progress = lambda what, done, total: None) -> Result:
-        """Convert, and report to `on_progress`.
-
-        Raises RequestError for a working folder of another conversion or process, RunError for files that fail.
+        """Convert, and report to `on_progress`. Raises RequestError for a working folder of another conversion or
+        process, RunError for files that fail.
         """
         began = time.perf_counter()
         working = working_folder(self._folder)

@@ -28,9 +28,8 @@ class Inputs:
         return first + torch.arange(self.count, device=device)[:, None]
 
     def index(self, table: Tensor, shift: int = 0, ring: bool = False) -> Index:
-        """Where a table [tokens, rows, ...] holds the inputs, or the tokens `shift` after them: [count, rows, ...].
-
-        A table [tokens, 1, ...] has the same for all rows. A `ring` holds the last tokens, token t at t % its length.
+        """Where a table [tokens, rows, ...] holds the inputs, or the tokens `shift` after them: [count, rows, ...]. A
+        table [tokens, 1, ...] has the same for all rows. A `ring` holds the last tokens, token t at t % its length.
         """
         if self.common is not None:
             begin = (self.common + shift) % len(table) if ring else self.common + shift

@@ -81,9 +81,8 @@ class PromptRows:
         return torch.where(i >= 0, i, torch.ones_like(i))
 
     def apart(self) -> list[tuple[list[list[int]], PromptRows]]:
-        """Each different prompt, padded as if it were alone, after the rows of each video that has it.
-
-        With conditions all prompts count as different.
+        """Each different prompt, padded as if it were alone, after the rows of each video that has it. With conditions
+        all prompts count as different.
         """
         alike: dict[Any, list[list[int]]] = {}
         rows = self.unpadded()

@@ -42,9 +42,8 @@ class Maker:
         self._pipe: VideoPipeline | None = None
 
     def __call__(self, form: dict[str, str], on_step: Callable[[int, int], None]) -> tuple[dict[str, Any], bytes]:
-        """The results of a sweep with this one video, for the player, and the video as MP4.
-
-        `form` has prompt, model, tau, draft and seed as text, an empty seed for any. Raises RequestError and RunError.
+        """The results of a sweep with this one video, for the player, and the video as MP4. `form` has prompt, model,
+        tau, draft and seed as text, an empty seed for any. Raises RequestError and RunError.
         """
         prompt, name = form.get("prompt", "").strip(), form.get("model", "")
         if name not in (offered := models()):

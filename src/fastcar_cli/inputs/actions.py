@@ -94,7 +94,6 @@ def has_actions(path: Path, parts: Sequence[Part] = ()) -> bool:
 
 def joined(named: Mapping[str, Any], parts: Sequence[Part], what: Text) -> NDArray[np.float64]:
     """Actions by name, arrays [S, n], or [n] of one action, as float64 [S, width] or [width]; one number may be bare.
-
     Raises RequestError for names that are missing or unknown, and for other shapes.
     """
     names = {part.name for part in parts}

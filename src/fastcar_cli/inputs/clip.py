@@ -64,9 +64,8 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """A part of an input: `clip` has float32 frames of the model's size, actions, and the file's name.
-
-    `indices` are its frames in the input, from 0; `source_size` is height and width before resizing.
+    """A part of an input: `clip` has float32 frames of the model's size, actions, and the file's name. `indices` are
+    its frames in the input, from 0; `source_size` is height and width before resizing.
     """
 
     clip: Clip
@@ -127,9 +126,8 @@ def _chosen(path: Path, wanted: Wanted, key: str | None) -> tuple[list[tuple[int
 
 
 def cropped(image: Image8OrFloat, height: int, width: int) -> Pixels:
-    """The centre of a frame [h, w, 3], `resized` to cover height and width, float32 in 0 .. 1.
-
-    Sides are rounded up, as Cosmos-Predict1 does (inference_utils.resize_input).
+    """The centre of a frame [h, w, 3], `resized` to cover height and width, float32 in 0 .. 1. Sides are rounded up, as
+    Cosmos-Predict1 does (inference_utils.resize_input).
     """
     h, w = image.shape[:2]
     ratio = max(width / w, height / h)
@@ -140,7 +138,6 @@ def cropped(image: Image8OrFloat, height: int, width: int) -> Pixels:
 
 def resized(images: NDArray[Any], height: int, width: int) -> NDArray[np.float32]:
     """Frames [T, h, w, 3] of values 0 .. 255 as float32 [T, height, width, 3] in 0 .. 1, as iVideoGPT was trained.
-
     Bilinear with antialias, without cropping: the aspect ratio is not kept (iVideoGPT inference/utils.py, NPZParser).
     """
     x = torch.from_numpy(np.array(images, np.float32)).permute(0, 3, 1, 2) / 255.0

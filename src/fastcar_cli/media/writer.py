@@ -38,9 +38,8 @@ MOST_GIF_FPS = 50  # a GIF counts in hundredths of a second, and viewers slow do
 
 
 def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> None:
-    """Check before any work that a video can be written; parents may be missing. Raises RequestError.
-
-    Without `force`, files that fastcar did not write are refused.
+    """Check before any work that a video can be written; parents may be missing. Raises RequestError. Without `force`,
+    files that fastcar did not write are refused.
     """
     if str(path) == os.devnull:
         return
@@ -291,10 +290,8 @@ class _PngWriter(Writer):
 def open_writer(
     path: Path, *, fps: int, scale: int = 1, recipe: dict[str, Any], new: bool = False, aside: bool = False
 ) -> Writer:
-    """A writer for this name. Raises RequestError for one that can't be written.
-
-    An existing file is replaced; with `new`, and for a folder, the new name is numbered instead; with `aside` another
-    video is renamed first.
+    """A writer for this name. Raises RequestError for one that can't be written. An existing file is replaced; with
+    `new`, and for a folder, the new name is numbered instead; with `aside` another video is renamed first.
     """
     check_target(path, fps)
     if not (parent := target_of(path).parent).is_dir():

@@ -123,9 +123,8 @@ def _get(ray: Any, reference: Any) -> list[Any]:
 def open_engine(
     worker: TaskWorker, engine: str, address: str | None = None, workers: int | None = None
 ) -> Iterator[tuple[Run, int]]:
-    """What runs tasks in the block, on the engine of that name, and how many at a time.
-
-    Raises RequestError where Ray is missing, unreachable, or has no resources for a worker.
+    """What runs tasks in the block, on the engine of that name, and how many at a time. Raises RequestError where Ray
+    is missing, unreachable, or has no resources for a worker.
     """
     if engine == "local":
         yield lambda tasks: (finding for task in tasks for finding in worker.work(task)), 1

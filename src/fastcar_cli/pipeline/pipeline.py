@@ -67,9 +67,8 @@ class VideoPipeline:
         load_seconds: float = 0.0,
         checkpoint: Checkpoint | None = None,
     ) -> None:
-        """Resolve what `config` leaves open; `settings` replace those that follow from it, not the recipe.
-
-        `checkpoint` is that of the model, if already open. Raises RequestError for what this model can't do.
+        """Resolve what `config` leaves open; `settings` replace those that follow from it, not the recipe. `checkpoint`
+        is that of the model, if already open. Raises RequestError for what this model can't do.
         """
         self.model, self.config, self._load_seconds, self._checkpoint = model, config, load_seconds, checkpoint
         self.spec = spec = resolve.spec_in(model, config)
@@ -99,7 +98,6 @@ class VideoPipeline:
     @classmethod
     def from_pretrained(cls, model: str | Path, **options: Any) -> VideoPipeline:
         """Load a model by name or folder; `options` are those of `fastcar generate`, as tau=-2 or kv_dtype="int8".
-
         Raises RequestError for what can't be done here, and for an unknown option.
         """
         keys = {s.flag.strip("-").replace("-", "_"): s.key for s in settings().values() if s.flag is not None}
@@ -118,7 +116,6 @@ class VideoPipeline:
         checkpoint: Checkpoint | None = None,
     ) -> VideoPipeline:
         """Load the model of a configuration for `videos` at once; `checkpoint` is that of the model, if already open.
-
         `on_load(bytes, total)` reports the loading of a large model. Raises RequestError for what can't be done here.
         """
         began = time.perf_counter()

@@ -160,9 +160,8 @@ class World:
             replay.ages.copy_(ahead.ages)
 
     def checked(self, action: ArrayLike | Mapping[str, Any]) -> NDArray[np.float32]:
-        """An action as float32 [A]; it may be numbers by name (`Spec.parts`).
-
-        Raises RequestError for one of another size, not finite or out of range.
+        """An action as float32 [A]; it may be numbers by name (`Spec.parts`). Raises RequestError for one of another
+        size, not finite or out of range.
         """
         said = f"the action {str(action)[:80]}"
         if isinstance(action, Mapping) and self.spec.parts:

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Run:
-    """A decoded batch; times are wall seconds.
-
-    `vision` is codes to pixels, `first_frame` and `total` include the loading; `preset` is the accelerator of fpga-sim.
+    """A decoded batch; times are wall seconds. `vision` is codes to pixels, `first_frame` and `total` include the
+    loading; `preset` is the accelerator of fpga-sim.
     """
 
     decode: Decode

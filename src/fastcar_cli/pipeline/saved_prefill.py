@@ -21,9 +21,8 @@ _PARTS = ("keys", "values", "outputs")
 
 
 class PrefillFile:
-    """A safetensors file, for `Decode.saved`: written where there is none, else read.
-
-    Its metadata name what decides its numbers. Raises RequestError for a file of another batch, RunError when writing.
+    """A safetensors file, for `Decode.saved`: written where there is none, else read. Its metadata name what decides
+    its numbers. Raises RequestError for a file of another batch, RunError when writing.
     """
 
     def __init__(self, path: Path, decode: Decode, weights: str) -> None:

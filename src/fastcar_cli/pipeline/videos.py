@@ -23,9 +23,8 @@ class Frame:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Video:
-    """A finished video: pixels uint8 [frames, height, width, 3], frames a second.
-
-    `report` is what `fastcar generate --json` prints of it; `recipe`, which `save` writes too, makes it again.
+    """A finished video: pixels uint8 [frames, height, width, 3], frames a second. `report` is what `fastcar generate
+    --json` prints of it; `recipe`, which `save` writes too, makes it again.
     """
 
     frames: NDArray[np.uint8]

@@ -76,9 +76,8 @@ class Asked:
 
 
 def plan_profile(run: RunConfig, lengths: Sequence[int], rows: int | None, repeats: int) -> Asked:
-    """What `profile_steps` runs at these context lengths; nothing is loaded.
-
-    Raises RequestError for a model that can't be timed and a length that is shorter than its prompt.
+    """What `profile_steps` runs at these context lengths; nothing is loaded. Raises RequestError for a model that can't
+    be timed and a length that is shorter than its prompt.
     """
     model, device, dtype = run.model, resolve_device(run.runtime.device), str(run.runtime.dtype)
     dtype = _own_dtype(model, default_dtype(device)) if dtype == "auto" else dtype

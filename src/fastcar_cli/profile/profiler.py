@@ -74,7 +74,6 @@ def plan_steps(
     spec: Spec, dtype: str, device: str, rows: int, longest: int, passes: int, random: bool = True
 ) -> tuple[MemoryPlan, int]:
     """The memory of `decode_from` at `longest` tokens, and the layers that run: with random weights as many as fit.
-
     Raises RequestError where none does.
     """
 

@@ -44,9 +44,8 @@ SWEPT = (
 
 @dataclass(frozen=True)
 class Request:
-    """A sweep as requested, not yet checked against a model.
-
-    `axes` are those of a `Grid` that replace the configuration's, `record` gives arrays to save with each cell.
+    """A sweep as requested, not yet checked against a model. `axes` are those of a `Grid` that replace the
+    configuration's, `record` gives arrays to save with each cell.
     """
 
     config: RunConfig
@@ -246,9 +245,8 @@ def _plain(request: Request) -> RunConfig:
 
 
 def grid_document(request: Request, folder: Path | None) -> dict[str, Any]:
-    """What `--dry-run` prints: grid, decodes left in the folder, seconds expected by backend. Raises RequestError.
-
-    The weights of a model on the hub are not fetched, so nothing is measured and the model's defaults are not known.
+    """What `--dry-run` prints: grid, decodes left in the folder, seconds expected by backend. Raises RequestError. The
+    weights of a model on the hub are not fetched, so nothing is measured and the model's defaults are not known.
     """
     notes: list[str] = []
     left = seconds = store = None

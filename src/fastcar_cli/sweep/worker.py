@@ -124,9 +124,8 @@ class Worker:
 
 
 def draft_data(pipe: VideoPipeline, report: dict[str, Any]) -> dict[str, Any]:
-    """What drafts did: tokens per pass, of the video and of each frame, and accepted drafts by position, [T, h, w].
-
-    A pass belongs to the frame of its first new token; frames that the prompt holds have 0 and None.
+    """What drafts did: tokens per pass, of the video and of each frame, and accepted drafts by position, [T, h, w]. A
+    pass belongs to the frame of its first new token; frames that the prompt holds have 0 and None.
     """
     decode, (h, w) = pipe.decode, pipe.grid
     assert decode is not None and decode.drafter is not None

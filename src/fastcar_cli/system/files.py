@@ -214,9 +214,8 @@ def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def read_arrays(file: Path) -> dict[str, Any]:
-    """The arrays of a .npz by name, or that of a .npy under ""; Python objects, which are pickles, are skipped.
-
-    Raises OSError, or ValueError for another file, one of Python objects only or of more than a gigabyte.
+    """The arrays of a .npz by name, or that of a .npy under ""; Python objects, which are pickles, are skipped. Raises
+    OSError, or ValueError for another file, one of Python objects only or of more than a gigabyte.
     """
     import numpy as np
 

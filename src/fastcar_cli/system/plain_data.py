@@ -46,9 +46,8 @@ def _no_number(name: str) -> Any:
 
 
 def parse_json(text: str, *, finite: bool = False) -> Any:
-    """What a JSON text holds, with `finite` neither NaN nor infinity.
-
-    Raises ValueError for any other text, deep nesting and half of a surrogate pair.
+    """What a JSON text holds, with `finite` neither NaN nor infinity. Raises ValueError for any other text, deep
+    nesting and half of a surrogate pair.
     """
     try:
         data = json.loads(text, parse_constant=_no_number if finite else None)

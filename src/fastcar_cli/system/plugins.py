@@ -27,7 +27,6 @@ class JudgedWorld(Protocol):
 
     def judge(self, video: NDArray[np.uint8], tokens: Sequence[str]) -> dict[str, bool | None]:
         """Right or wrong for each thing said by the tokens of a completed reading, of a video [T, H, W, 3]; None: open.
-
         `persists` says whether objects stay what they are, `all_right` joins all.
         """
 

@@ -121,10 +121,8 @@ def fitted_scales(groups: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 def quantise_int4(weight: Tensor, scales: Callable[[Tensor], Tensor] = fitted_scales) -> tuple[Tensor, Tensor]:
-    """A float matrix [out, in] as (uint8 [out, in / 2], scale float16 [out, in / 32]).
-
-    `scales` gives those of groups float32 [n, 32] as float32 [n, 1]; one too small for float16 becomes zero, one too
-    large the largest there is.
+    """A float matrix [out, in] as (uint8 [out, in / 2], scale float16 [out, in / 32]). `scales` gives those of groups
+    float32 [n, 32] as float32 [n, 1]; one too small for float16 becomes zero, one too large the largest there is.
     """
     out, inputs = weight.shape
     packed = torch.empty(out, inputs // 2, dtype=torch.uint8, device=weight.device)

@@ -33,9 +33,8 @@ def write_arithmetic(folder: Path) -> None:
 
 
 class Built:
-    """A module of a folder with these parameters and its harness, built by its build.sh.
-
-    Raises RequestError where a program is missing, RunError where it is not built.
+    """A module of a folder with these parameters and its harness, built by its build.sh. Raises RequestError where a
+    program is missing, RunError where it is not built.
     """
 
     def __init__(self, folder: Path, top: str, values: Mapping[str, int]) -> None:
@@ -73,9 +72,8 @@ def compare_layers(folder: Path, preset: Preset, layers: Sequence[MLPLayer]) -> 
 
 
 class Units:
-    """The arithmetic as it lies in a folder, with an array of `macs` (a multiple of 8, at least 16), simulated.
-
-    Raises RequestError where a program is missing, RunError where the sources can't be built or answer too late.
+    """The arithmetic as it lies in a folder, with an array of `macs` (a multiple of 8, at least 16), simulated. Raises
+    RequestError where a program is missing, RunError where the sources can't be built or answer too late.
     """
 
     def __init__(self, folder: Path, macs: int) -> None:

@@ -46,9 +46,8 @@ def table(preset: Preset, work: Workload) -> Iterator[str]:
 
 
 def tables(names: Sequence[str]) -> Iterator[str]:
-    """Rows of the docs' table for these presets; without names for all of several cores that hold the batch.
-
-    Raises RequestError for a preset that there is not, and a named one whose memory is too small.
+    """Rows of the docs' table for these presets; without names for all of several cores that hold the batch. Raises
+    RequestError for a preset that there is not, and a named one whose memory is too small.
     """
     for name in names or fpga_presets():
         preset = load_preset(name)

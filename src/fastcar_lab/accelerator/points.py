@@ -242,9 +242,8 @@ def changed() -> Iterator[list[str]]:
 
 
 def write(folder: Path) -> list[Path]:
-    """Write accelerators.md and accelerators.csv; returns their paths.
-
-    Raises RequestError for a folder that does not exist, RunError where a file can't be written.
+    """Write accelerators.md and accelerators.csv; returns their paths. Raises RequestError for a folder that does not
+    exist, RunError where a file can't be written.
     """
     if not folder.is_dir():
         raise RequestError(f"the folder {folder} does not exist")

@@ -19,9 +19,8 @@ from fastcar_fpga.workload import Workload
 
 
 def _token(name: str, layers: int, width: int, mlp_width: int, heads: int, kv_width: int, vocabulary: int) -> Workload:
-    """One token of one request, of a decoder that is no video model.
-
-    MLP width is that of a SwiGLU of as many weights; the head counts as the depth transformer.
+    """One token of one request, of a decoder that is no video model. MLP width is that of a SwiGLU of as many weights;
+    the head counts as the depth transformer.
     """
     projections, head = 2 * width * (width + kv_width), vocabulary * width
     return Workload(

@@ -21,7 +21,6 @@ _LONGEST = 2**20
 @dataclass(frozen=True)
 class Benchmark:
     """What to time: shape (one of `FROM_TEXT` or `SHAPES`), layers of the latter, context, rows, passes a turn, turns.
-
     `kv_dtype` is that of keys and values in passes of several tokens: auto (as the model) or int8.
     """
 

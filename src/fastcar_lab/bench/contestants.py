@@ -42,9 +42,8 @@ class ComputeThenSelect(PlainExecutor):
 
 
 def pattern(ratio: float, layers: int, rows: int, passes: int, joint: bool) -> Tensor:
-    """Forced decisions, bool [layers, rows, passes]: exactly this share of them, rounded, spread at random.
-
-    Jointly all rows of a (layer, pass) replay or none; else each row has a draw of its own.
+    """Forced decisions, bool [layers, rows, passes]: exactly this share of them, rounded, spread at random. Jointly all
+    rows of a (layer, pass) replay or none; else each row has a draw of its own.
     """
     generator = torch.Generator().manual_seed(0)
     lines = []

@@ -23,9 +23,8 @@ def stored_in(form: WeightFormat, spec: Spec, weights: Mapping[str, Tensor], dev
 
 
 def in_bits(network: Network, name: str) -> Network:
-    """A network whose maps (blocks, projector, draws of codes) are those of another in int4 or int8.
-
-    A part with inputs that the format can't divide into groups stays in floats.
+    """A network whose maps (blocks, projector, draws of codes) are those of another in int4 or int8. A part with inputs
+    that the format can't divide into groups stays in floats.
     """
     group = FORMATS[name].group or 1
     inputs = {

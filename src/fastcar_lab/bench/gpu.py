@@ -123,9 +123,8 @@ def _cut(spec: Spec, layers: int) -> Spec:
 
 
 def equals_torch(plan: Plan, name: str, dtype: str, most: int) -> dict[str, Any]:
-    """Whether tokens and decisions of the graph are those of plain torch, up to `most` tokens a pass.
-
-    `name` is a bundled model's or a shape's. Few bits are of the float format of shapes.
+    """Whether tokens and decisions of the graph are those of plain torch, up to `most` tokens a pass. `name` is a
+    bundled model's or a shape's. Few bits are of the float format of shapes.
     """
     floats = plan.floats if dtype in PACKED else dtype
     if name in plan.shapes:

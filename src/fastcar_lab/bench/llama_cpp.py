@@ -22,9 +22,8 @@ VOCABULARY = 256  # tokens of the file, so few that embedding and head weigh not
 
 
 def write_gguf(path: Path, spec: DecoderSpec, layers: int, kind: str) -> int:
-    """Write a LLaMA of these widths in a format of a `Rival`; returns the bytes of its matrices.
-
-    All layers have the same random numbers, each in memory of its own once the file is mapped.
+    """Write a LLaMA of these widths in a format of a `Rival`; returns the bytes of its matrices. All layers have the
+    same random numbers, each in memory of its own once the file is mapped.
     """
     gguf = need("gguf", "a GGUF file")
     form = gguf.GGMLQuantizationType[kind]

@@ -20,9 +20,8 @@ CONTEXTS, CONTEXT_OF_WHOLE, WINDOWS = (512, 2048), 300, (1, 2, 4, 8, 16, 32)
 
 
 def run(rivals: tuple[Rival, ...], turns: int, on_part: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
-    """Time two layers of each of `LAYERS_OF` at `CONTEXTS` and the bundled models at one, one row.
-
-    Returns commit, date and the documents of `window.measure`.
+    """Time two layers of each of `LAYERS_OF` at `CONTEXTS` and the bundled models at one, one row. Returns commit, date
+    and the documents of `window.measure`.
     """
     plans = [
         Benchmark(shape, 2, context, 1, 2, turns, compiled=False, rivals=rivals)

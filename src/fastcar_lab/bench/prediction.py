@@ -70,9 +70,8 @@ def prompt_of(spec: Spec) -> list[int]:
 
 
 def forced(plan: PredictedClip, spec: Spec) -> Tensor:
-    """Decisions with the plan's ratio of all MLPs, bool [layers, 1, tokens - 1], none where nothing may replay.
-
-    Raises RequestError for a ratio that the first frame and the delimiters do not leave room for.
+    """Decisions with the plan's ratio of all MLPs, bool [layers, 1, tokens - 1], none where nothing may replay. Raises
+    RequestError for a ratio that the first frame and the delimiters do not leave room for.
     """
     layout, layers = spec.layout, spec.decoder.layers
     passes = (plan.frames - layout.context) * layout.stride - 1

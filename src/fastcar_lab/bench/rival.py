@@ -35,7 +35,6 @@ class Session(Protocol):
         threads: int,
     ) -> AbstractContextManager[tuple[Run, int]]:
         """A function that makes passes at a context length, `passes` tokens of a row at most, and the bytes of a pass.
-
         Raises RequestError where packages are missing, RunError where the program fails.
         """
 

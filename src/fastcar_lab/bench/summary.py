@@ -80,10 +80,8 @@ def _videos(models: Sequence[str], seeds: int) -> dict[str, dict[str, Any]]:
 def run(
     rivals: tuple[Rival, ...], turns: int, models: Sequence[str], on_part: Callable[[str], None] = lambda name: None
 ) -> dict[str, Any]:
-    """Time everything with each of `sets`.
-
-    Returns machine, commit, date, and by instruction set the documents of `measure` (of `mini`) and `window` (two
-    layers of VILA-U 7B, one row), and `videos`.
+    """Time everything with each of `sets`. Returns machine, commit, date, and by instruction set the documents of
+    `measure` (of `mini`) and `window` (two layers of VILA-U 7B, one row), and `videos`.
     """
     by_set: dict[str, Any] = {}
     for name in sets():

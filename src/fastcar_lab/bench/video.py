@@ -275,9 +275,8 @@ def _bandwidth() -> float:
 
 
 def _prompt_share(model: LoadedModel, record: dict[str, Any]) -> float | None:
-    """Seconds that the prompt takes at the multiply-adds that the cores make, over those that it took.
-
-    None where it was not timed, and without the kernels or a C compiler.
+    """Seconds that the prompt takes at the multiply-adds that the cores make, over those that it took. None where it
+    was not timed, and without the kernels or a C compiler.
     """
     network, seconds = model.network, record["variants"]["dense"]["prefill_s"]
     tokens = network.spec.layout.prompt

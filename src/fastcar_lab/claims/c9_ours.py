@@ -100,9 +100,8 @@ def judge(study: Study) -> Finding:
 
 
 def beside(studies: Sequence[Study], findings: Sequence[Finding]) -> None:
-    """Add to the findings of later models what training for replay is worth: their quality less the first model's.
-
-    Only where both have the same videos.
+    """Add to the findings of later models what training for replay is worth: their quality less the first model's. Only
+    where both have the same videos.
     """
     first = studies[0]
     for study, finding in zip(studies[1:], findings[1:], strict=True):

@@ -49,9 +49,8 @@ POOL, BALANCED_POOL = 128, 256
 
 
 def prompts_for(pipe: VideoPipeline, count: int, seed: int = 0, *, balanced: bool = False) -> tuple[str, ...]:
-    """Different prompts that the model understands; `balanced`: of each kind of scene in turn.
-
-    Raises RequestError where there are not so many.
+    """Different prompts that the model understands; `balanced`: of each kind of scene in turn. Raises RequestError
+    where there are not so many.
     """
     world = world_of(pipe.model.tokenizer, pipe.height, pipe.width)
     pool = BALANCED_POOL if balanced else POOL

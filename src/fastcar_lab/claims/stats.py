@@ -55,9 +55,8 @@ Values = Mapping[str, Sequence[float]]  # numbers of videos by prompt
 
 
 def estimate(values: Values) -> Estimate:
-    """Mean over all videos and its percentile interval where prompts are drawn with replacement.
-
-    Videos of one prompt are drawn together, as they resemble each other. Videos that are NaN are left out.
+    """Mean over all videos and its percentile interval where prompts are drawn with replacement. Videos of one prompt
+    are drawn together, as they resemble each other. Videos that are NaN are left out.
     """
     groups = [np.array([v for v in group if np.isfinite(v)], float) for group in values.values()]
     groups = [g for g in groups if len(g)]
@@ -128,9 +127,8 @@ def by_kind(values: Values, kinds: Mapping[str, str]) -> dict[str, Estimate]:
 
 
 def over_kinds(values: Values, kinds: Mapping[str, str]) -> Estimate:
-    """Mean of the means of kinds, and its interval where kinds are drawn with replacement, then prompts of each.
-
-    So it says what another mixture of scenes may come to. Without numbers of two kinds there are no bounds.
+    """Mean of the means of kinds, and its interval where kinds are drawn with replacement, then prompts of each. So it
+    says what another mixture of scenes may come to. Without numbers of two kinds there are no bounds.
     """
     means: dict[str, list[float]] = {}
     videos = 0

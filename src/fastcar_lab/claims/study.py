@@ -85,9 +85,8 @@ class Study:
         ]
 
     def run(self, jobs: Sequence[Job], on_done: Callable[[str, int], None]) -> None:
-        """Decode what is missing. `on_done(folder, decodes)` reports each decode on disk and of those to come.
-
-        A stop keeps what is finished; the same call resumes.
+        """Decode what is missing. `on_done(folder, decodes)` reports each decode on disk and of those to come. A stop
+        keeps what is finished; the same call resumes.
         """
         for job in jobs:
             session = self._session(job)
@@ -163,9 +162,8 @@ class Study:
         return self.pipe.tokens_per_frame
 
     def cells(self, folder: str = MAIN, **fields: Any) -> list[dict[str, Any]]:
-        """Finished cells of this study's videos with these fields (tau, ratio, score, window, gate), by video.
-
-        Fields that are not named are those of a dense run; the order is that of prompts and seeds.
+        """Finished cells of this study's videos with these fields (tau, ratio, score, window, gate), by video. Fields
+        that are not named are those of a dense run; the order is that of prompts and seeds.
         """
         _, store = self._sessions[folder]
         documents = []

@@ -26,9 +26,8 @@ FORMS = {"replayed": ".3f", "psnr_db": ".1f", "temporal": ".2f", "right": ".2f"}
 
 
 def compare(sweeps: Sequence[Path], output: Path) -> tuple[str, Path]:
-    """Write tables and plot of sweeps to a folder; the table as Markdown, and the plot's file.
-
-    Raises RequestError for a folder without results.
+    """Write tables and plot of sweeps to a folder; the table as Markdown, and the plot's file. Raises RequestError for
+    a folder without results.
     """
     lines = [line for sweep in sweeps for line in lines_of(read_results(sweep / "results.json"))]
     output.mkdir(parents=True, exist_ok=True)

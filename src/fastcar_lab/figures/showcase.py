@@ -113,9 +113,8 @@ def draw_sheet(
 
 
 def contact_sheet(file: Path, model: str, tau: str, count: int, seed: int) -> int:
-    """Draw videos of captions that training left out into a file; how many of them are wrong.
-
-    Raises RequestError for a model of none of our worlds.
+    """Draw videos of captions that training left out into a file; how many of them are wrong. Raises RequestError for a
+    model of none of our worlds.
     """
     pipe = pipeline_of(model, replay__tau=tau)
     words = pipe.model.tokenizer

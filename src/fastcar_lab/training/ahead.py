@@ -30,9 +30,8 @@ def _as_drawn(item: T) -> T:
 
 
 class Ahead(Generic[T]):
-    """Calls `draw(step, rng)` for steps in order, in `workers` processes ahead of time where there are any.
-
-    Batches, and the random numbers after them, are those of the process itself: a run is the same with any `workers`.
+    """Calls `draw(step, rng)` for steps in order, in `workers` processes ahead of time where there are any. Batches,
+    and the random numbers after them, are those of the process itself: a run is the same with any `workers`.
     """
 
     def __init__(self, draw: Callable[[int, random.Random], T], *, seed: int, steps: int, workers: int) -> None:

@@ -35,9 +35,8 @@ class _Graph:
 
 
 class Graphs:
-    """Captures the step of each shape when it comes first, and replays it afterwards.
-
-    `optimizers` have their learning rates in tensors on the device; gradients are clipped to `largest`.
+    """Captures the step of each shape when it comes first, and replays it afterwards. `optimizers` have their learning
+    rates in tensors on the device; gradients are clipped to `largest`.
     """
 
     def __init__(

@@ -223,9 +223,8 @@ TABLES = 6.0
 
 
 def optimizers(model: nn.Module, settings: TrainSettings) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the blocks, AdamW for everything else; each group has its full rate as `full`.
-
-    On a GPU rates are tensors, so that a step can be captured.
+    """Muon for the matrices of the blocks, AdamW for everything else; each group has its full rate as `full`. On a GPU
+    rates are tensors, so that a step can be captured.
     """
     cuda = settings.device == "cuda"
 

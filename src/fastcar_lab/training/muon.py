@@ -28,9 +28,8 @@ def orthogonal(matrices: Tensor, dtype: torch.dtype, rounds: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, orthogonalised, scaled by sqrt(max(1, rows / columns)).
-
-    For matrices, and convolutions as the matrices that they are on a patch of their input; those of one shape together.
+    """Nesterov momentum, orthogonalised, scaled by sqrt(max(1, rows / columns)). For matrices, and convolutions as the
+    matrices that they are on a patch of their input; those of one shape together.
     """
 
     def __init__(

@@ -94,9 +94,8 @@ def nearest(residual: Tensor, book: Tensor) -> Tensor:
 
 
 def quantize(latents: Tensor, codebooks: Tensor) -> Tensor:
-    """Residual quantisation: the nearest code of each depth to what the depths before left over.
-
-    latents [..., width], codebooks [depth, codes, width] -> codes [..., depth] (int64).
+    """Residual quantisation: the nearest code of each depth to what the depths before left over. latents [..., width],
+    codebooks [depth, codes, width] -> codes [..., depth] (int64).
     """
     residual = latents.reshape(-1, latents.shape[-1])
     codes = []

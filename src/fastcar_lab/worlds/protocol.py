@@ -17,9 +17,8 @@ Video = NDArray[np.uint8]  # frames [T, H, W, 3]
 
 
 class World(Protocol):
-    """A folder of this package, whose `world.py` has one as `WORLD`; the folder is called like `name`, - as _.
-
-    A scene is whatever the other methods of the same world take as one.
+    """A folder of this package, whose `world.py` has one as `WORLD`; the folder is called like `name`, - as _. A scene
+    is whatever the other methods of the same world take as one.
     """
 
     @property

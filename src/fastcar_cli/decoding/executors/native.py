@@ -184,7 +184,6 @@ class NativeExecutor(HostExecutor):
 
     def _run_prompts(self, x: Tensor) -> Tensor:
         """Run prompts from the first block's inputs [rows, padded, width] on, a layer at a time; fills the caches.
-
         Returns the last hidden states before the final norm, float32 [rows, width].
         """
         batch, model, prompts, settings = self._batch, self._batch.model, self._batch.prompts, self._batch.settings

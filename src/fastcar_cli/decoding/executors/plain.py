@@ -21,10 +21,8 @@ from fastcar_cli.models.decoder import rotate
 
 
 class PlainExecutor(HostExecutor):
-    """A pass in plain torch. What replays is decided on the host, a layer at a time.
-
-    Input tokens are run one after another, so each gives the same numbers as in a pass of its own; of videos at
-    different tokens up to rounding.
+    """A pass in plain torch. What replays is decided on the host, a layer at a time. Input tokens are run one after
+    another, so each gives the same numbers as in a pass of its own; of videos at different tokens up to rounding.
     """
 
     name = "torch"

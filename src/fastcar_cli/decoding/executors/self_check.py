@@ -65,9 +65,8 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def unproven(batch: Batch) -> str | None:
-    """Why the graph is not to be trusted for batches like this; None once it has proved equal to plain torch.
-
-    The first call on a device takes seconds to a minute, as kernels are compiled.
+    """Why the graph is not to be trusted for batches like this; None once it has proved equal to plain torch. The first
+    call on a device takes seconds to a minute, as kernels are compiled.
     """
     file, key = verdict_file(), _key(batch)
     verdicts = _read(file)

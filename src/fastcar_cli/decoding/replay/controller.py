@@ -106,10 +106,8 @@ class Controller:
         self._seen = 0
 
     def thresholds(self, t: int, replayed: Tensor, age: Tensor) -> Tensor:
-        """Tau of every layer and row at an input token t that may replay, float32 [layers, rows].
-
-        `replayed` bool [layers, rows, T*N - 1] has the decisions up to t - 1; see `Replay.ages` for `age` [layers,
-        rows, N].
+        """Tau of every layer and row at an input token t that may replay, float32 [layers, rows]. `replayed` bool
+        [layers, rows, T*N - 1] has the decisions up to t - 1; see `Replay.ages` for `age` [layers, rows, N].
         """
         if t < self._at + self._every:
             return self._tau
@@ -152,9 +150,8 @@ class Controller:
         by_place[inputs.index(by_place, ring=True)] = scores.mT
 
     def _quantile(self, share: Tensor, dither: float, among: Tensor | None = None) -> Tensor:
-        """The threshold that `share` [videos, groups] of the remembered scores exceed, [videos, groups].
-
-        `among` [layers, rows, places] leaves some of them out; those of places that never replay never count.
+        """The threshold that `share` [videos, groups] of the remembered scores exceed, [videos, groups]. `among`
+        [layers, rows, places] leaves some of them out; those of places that never replay never count.
         """
         if self._some_dense:
             gated = self._gated[: self._seen].expand(self._layers, len(self._tau[0]), -1)

@@ -26,9 +26,8 @@ _OBJECT_GROUPS = 3
 
 @dataclass(eq=False, config=WHOLE)
 class PhraseTokenizer:
-    """Closed vocabulary: each known phrase is one token, fillers are skipped, the rest is unknown.
-
-    Ids are `<bos>`, padding up to the fixed length, the tokens, `<vi_start>`.
+    """Closed vocabulary: each known phrase is one token, fillers are skipped, the rest is unknown. Ids are `<bos>`,
+    padding up to the fixed length, the tokens, `<vi_start>`.
     """
 
     vocabulary: Sequence[str]
@@ -98,9 +97,8 @@ class PhraseTokenizer:
         return any(token is not None and token not in self._attributes for token in nexts)
 
     def complete(self, reading: Reading, seed: int) -> Reading:
-        """The reading with a value drawn from the seed for each open attribute, if it has any token.
-
-        Attributes of the object go before the prompt's tokens, motion and background after them.
+        """The reading with a value drawn from the seed for each open attribute, if it has any token. Attributes of the
+        object go before the prompt's tokens, motion and background after them.
         """
         rng = random.Random(seed)
         before, after = list[str](), list[str]()

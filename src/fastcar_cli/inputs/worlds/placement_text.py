@@ -144,9 +144,8 @@ class PlacementTokenizer(PhraseTokenizer):
         return [*out, *next(places, ())]
 
     def complete(self, reading: Reading, seed: int) -> Reading:
-        """The reading with open looks, surroundings and a placement drawn from the seed.
-
-        A prompt without a placement is read as the nearest with one; one of no token or too many stays as it is.
+        """The reading with open looks, surroundings and a placement drawn from the seed. A prompt without a placement
+        is read as the nearest with one; one of no token or too many stays as it is.
         """
         rng = random.Random(seed)
         said = self._planned(reading.tokens)

@@ -34,9 +34,8 @@ WIDEST = (64, 128, 4)  # outputs, inputs and pipeline stages of the largest tile
 
 
 def most_rows(shared_bytes: int, itemsize: int = 2) -> int:
-    """Rows that the products of a step can serve where a block has this much shared memory.
-
-    Every stage of the pipeline has a tile of weights and one of inputs there. At least 16: rows are padded to that.
+    """Rows that the products of a step can serve where a block has this much shared memory. Every stage of the pipeline
+    has a tile of weights and one of inputs there. At least 16: rows are padded to that.
     """
     out, inner, stages = WIDEST
     rows = 16

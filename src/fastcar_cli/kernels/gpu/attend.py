@@ -175,9 +175,8 @@ def _depth_kernel(
 
 
 def attend_depths(qkv: Tensor, heads: int, seen: int, out: Tensor) -> Tensor:
-    """Causal attention of depth `seen` - 1 over depths 0 .. seen - 1, into out [rows, width]; returns out.
-
-    qkv [depth, rows, 3 width] holds q, k and v side by side, heads contiguous.
+    """Causal attention of depth `seen` - 1 over depths 0 .. seen - 1, into out [rows, width]; returns out. qkv [depth,
+    rows, 3 width] holds q, k and v side by side, heads contiguous.
     """
     rows, width = out.shape
     d = width // heads

@@ -145,9 +145,8 @@ _WIDEN_FLOAT16 = tl.constexpr(_WIDEN.format(kind="f16x2", base="0x64006400", one
 
 @triton.jit
 def _widen(pairs, scales):
-    """The low and the high elements of bytes of int4 times the scales of their groups, in the dtype of the scales.
-
-    As instructions: a conversion of every number would take longer than reading it.
+    """The low and the high elements of bytes of int4 times the scales of their groups, in the dtype of the scales. As
+    instructions: a conversion of every number would take longer than reading it.
     """
     packed: tl.constexpr = "=r,=r,=r,=r,r,r,r"
     if scales.dtype == tl.bfloat16:

@@ -90,9 +90,8 @@ def _down_kernel(
     SPLIT: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RP: tl.constexpr, STAGES: tl.constexpr,
     BITS: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """A tile of down h, into the replay cache where the row computes, and added to x for all rows.
-
-    Where every row replays no weight is read: the cached output is added and that is all.
+    """A tile of down h, into the replay cache where the row computes, and added to x for all rows. Where every row
+    replays no weight is read: the cached output is added and that is all.
     """
     follow(EARLY)
     r = tl.arange(0, RP)

@@ -61,7 +61,6 @@ class UnknownInstructions(RequestError, ValueError):
 
 def instruction_set() -> str:
     """The instruction set in use: the best one, or that which the environment variable FASTCAR_KERNELS_ISA names.
-
     Raises UnknownInstructions for one that is not in `instruction_sets`, RuntimeError where kernels are unavailable.
     """
     if (why := unavailable()) is not None:

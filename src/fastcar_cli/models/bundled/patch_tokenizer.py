@@ -122,7 +122,6 @@ class PatchTokenizer(nn.Module):
 
     def _parts(self, numbers: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
         """What the encoder says [B, ..., h, w] by place: of something there, the likeliest ground, numbers of parts.
-
         The ground is that of all places in the same phase together.
         """
         spec = self.spec
@@ -146,7 +145,6 @@ class PatchTokenizer(nn.Module):
 
     def _refined(self, frame: Tensor, numbers: Tensor) -> Tensor:
         """Codes [places] of a frame [3, H, W]: those that the encoder says, changed while another one draws it better.
-
         Tried are, in the places that most likely have something on them, the ground and each part's second value.
         """
         made, ground, parts = self._parts(numbers[None])

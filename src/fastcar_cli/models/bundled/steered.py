@@ -75,9 +75,8 @@ class Steered(FramesNetwork):
         self.tokenizer = PatchTokenizer(spec.tokenizer)
 
     def added(self, tokens: int, prompts: Tensor, conditions: Tensor | None, begin: int = 0) -> Tensor:
-        """See `Network`: of token t its place, and the action that leads to the frame of token t + 1.
-
-        `conditions` are actions float32 [P, S, A], one a frame of the video; none is added in a context's first frame.
+        """See `Network`: of token t its place, and the action that leads to the frame of token t + 1. `conditions` are
+        actions float32 [P, S, A], one a frame of the video; none is added in a context's first frame.
         """
         n, like = len(self.places), self.places
         t = torch.arange(tokens, device=like.device)

@@ -119,11 +119,8 @@ class IVideoGPTCheckpoint(LlamaCheckpoint):
         return IVideoGPTSpec(name, frames, FPS, decoder, tokenizer, actions)
 
     def read_spec(self) -> IVideoGPTSpec:
-        """See `Checkpoint`.
-
-        The width of actions is that of a tensor, and 0 where the weights are not there. `segment_length`, how long the
-        clips
-        of the training were, is in the configs of our own models only.
+        """See `Checkpoint`. The width of actions is that of a tensor, and 0 where the weights are not there.
+        `segment_length`, how long the clips of the training were, is in the configs of our own models only.
         """
         files = {part: self.folder / part / "config.json" for part in WEIGHTS}
         config = read_checked(_Tokenizer, files["tokenizer"], of="iVideoGPT")

@@ -110,9 +110,8 @@ def others(preset: Preset) -> dict[str, Preset]:
 
 
 def write(folder: Path, preset: Preset, decisions: Decisions | None, passes: int | None = None) -> dict[str, Any]:
-    """Write the folder; returns what is in it: parameters, layers, sources that were changed there and stay.
-
-    Raises RequestError for a preset or a model that the RTL can't run, RunError where a file can't be written.
+    """Write the folder; returns what is in it: parameters, layers, sources that were changed there and stay. Raises
+    RequestError for a preset or a model that the RTL can't run, RunError where a file can't be written.
     """
     check(preset)
     packets: list[Packet] = []

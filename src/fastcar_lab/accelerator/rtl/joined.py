@@ -177,9 +177,8 @@ def expected(layers: Sequence[MLPLayer], preset: Preset) -> bytes:
 
 
 def random_mlps(preset: Preset) -> list[MLPLayer]:
-    """Layers with random numbers: memory slower than the array, as fast, and that of the preset; late packets.
-
-    Tiles of down begin within an output.
+    """Layers with random numbers: memory slower than the array, as fast, and that of the preset; late packets. Tiles of
+    down begin within an output.
     """
     draws = torch.Generator().manual_seed(preset.cores)
     width, inner = 2 * MACS, 3 * MACS

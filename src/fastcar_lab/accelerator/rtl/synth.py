@@ -51,9 +51,8 @@ LUTRAM = {
 
 
 def kind_of(cell: str) -> str | None:
-    """What a cell counts for: LUT, FF, DSP, BRAM36, BRAM18, URAM; None for carries, multiplexers, inverters, buffers.
-
-    A memory or shift register made of LUTs counts for those it takes. Inverters end up in the LUTs beside them.
+    """What a cell counts for: LUT, FF, DSP, BRAM36, BRAM18, URAM; None for carries, multiplexers, inverters, buffers. A
+    memory or shift register made of LUTs counts for those it takes. Inverters end up in the LUTs beside them.
     """
     if cell.startswith("LUT") or cell in LUTRAM:
         return "LUT"

@@ -101,9 +101,8 @@ report_utilization -file utilization.rpt
 
 
 def activity(folder: Path, parameters: dict[str, int], megahertz: float) -> Path:
-    """Run the first layers with every signal watched; writes activity.saif and power.tcl beside it.
-
-    Raises RunError where the RTL differs from the emulator: its activity would mean nothing.
+    """Run the first layers with every signal watched; writes activity.saif and power.tcl beside it. Raises RunError
+    where the RTL differs from the emulator: its activity would mean nothing.
     """
     generics = " ".join(f"-generic {k}={v}" for k, v in parameters.items())
     write_whole(folder / "power.tcl", SCRIPT.format(generics=generics, period=1e3 / megahertz))

@@ -30,10 +30,8 @@ _SPECK = 14  # pixels below which a foreground region is noise
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a video shows; None where nothing fits.
-
-    `persists` is True if every frame holds exactly one object and it keeps its shape and colour;
-    `reasons` says in words what did not fit.
+    """What a video shows; None where nothing fits. `persists` is True if every frame holds exactly one object and it
+    keeps its shape and colour; `reasons` says in words what did not fit.
     """
 
     size: str | None

@@ -152,9 +152,8 @@ def _window(pose: Pose, side: int, rng: random.Random) -> np.ndarray:
 
 
 def train(out: Path, *, steps: int, seed: int = 0, watch: Watch = Watch()) -> Tokenizer:
-    """Train the encoder for a quarter of the steps and pixels for the rest, and write `out`; returns the model.
-
-    Their checkpoints lie in the folder `out` without its suffix. Errors: see `remaining_steps`.
+    """Train the encoder for a quarter of the steps and pixels for the rest, and write `out`; returns the model. Their
+    checkpoints lie in the folder `out` without its suffix. Errors: see `remaining_steps`.
     """
     torch.manual_seed(seed)
     trained, held_out = ([s for c in part for s in scenes_of(c)] for part in split_combinations())

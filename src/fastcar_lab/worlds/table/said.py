@@ -20,10 +20,8 @@ _MEETINGS = ("hits", "in_front_of", "behind", "left_of", "right_of")
 
 @dataclass(frozen=True)
 class SaidThing:
-    """One object; None is what nothing is said of.
-
-    `deed` is still, moves, turns or bounces; `way` the signs of its motion to the right and towards the viewer;
-    `enters` and `leaves` name a side.
+    """One object; None is what nothing is said of. `deed` is still, moves, turns or bounces; `way` the signs of its
+    motion to the right and towards the viewer; `enters` and `leaves` name a side.
     """
 
     color: str | None = None

@@ -132,9 +132,8 @@ class Clips:
         late: float = 0.5,
         places: int | None = None,
     ) -> tuple[Batch, list[Scene]]:
-        """`count` clips of `frames` frames; with probability `late` a clip does not begin with its video.
-
-        Of each frame the tokens of `places` places are to be drawn, see `around_things`; None is all.
+        """`count` clips of `frames` frames; with probability `late` a clip does not begin with its video. Of each frame
+        the tokens of `places` places are to be drawn, see `around_things`; None is all.
         """
         texts, placed, videos, begins, busy, kept = [], [], [], [], [], []
         scenes: list[Scene] = []

@@ -78,10 +78,8 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """One video: the objects, the first being the one that a caption begins with.
-
-    `pan` is how many px a frame the camera moves to the right; `offset` the camera's place at frame 0;
-    `story` names what happens (see `stories.py`).
+    """One video: the objects, the first being the one that a caption begins with. `pan` is how many px a frame the
+    camera moves to the right; `offset` the camera's place at frame 0; `story` names what happens (see `stories.py`).
     """
 
     things: tuple[Thing, ...]

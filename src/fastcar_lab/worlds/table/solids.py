@@ -95,9 +95,8 @@ def _turned(angle: float, x: float, y: float, z: float) -> tuple[float, float, f
 
 
 def intersect(shape: str, angle: float, origin: Array, direction: Array) -> tuple[Array, Array]:
-    """Distance [...] to the first hit (`FAR` for none) and the outward normal [..., 3] there.
-
-    `angle` turns the solid about its upright axis, in radians.
+    """Distance [...] to the first hit (`FAR` for none) and the outward normal [..., 3] there. `angle` turns the solid
+    about its upright axis, in radians.
     """
     if shape == "ball":
         return _ball(origin, direction)

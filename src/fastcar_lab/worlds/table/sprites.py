@@ -37,9 +37,8 @@ _STREAKS = {"cube": (0.6, 0.30), "pyramid": (0.6, 0.30), "cylinder": (0.0, 0.16)
 
 @dataclass(frozen=True)
 class Sprite:
-    """Look of an object: `alpha`, `gain`, `shine` and `shadow`, each float32 [72, 72, 1].
-
-    `box` is (top, bottom, left, right) of the part where alpha is above 0, `shade` of that with a shadow.
+    """Look of an object: `alpha`, `gain`, `shine` and `shadow`, each float32 [72, 72, 1]. `box` is (top, bottom, left,
+    right) of the part where alpha is above 0, `shade` of that with a shadow.
     """
 
     alpha: Array

@@ -49,7 +49,6 @@ class Looks:
     @torch.no_grad()
     def draw(self, scenes: int, rng: random.Random) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Prompts [B, P]; tokens of some frames [B, K]; latents [B, K, code_width]; where is more than ground [B, K].
-
         Latents of the ground are drawn for one patch in eight, the others are NaN.
         """
         ids, tokens, images, grounds = [], [], [], []

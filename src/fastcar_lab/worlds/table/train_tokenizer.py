@@ -34,9 +34,8 @@ _DEAD = 0.02
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """How to train: `steps` of a stage, of `patches` patches.
-
-    For the first `free` steps of the codes nothing is quantised; then they begin as means of `means_of` latents.
+    """How to train: `steps` of a stage, of `patches` patches. For the first `free` steps of the codes nothing is
+    quantised; then they begin as means of `means_of` latents.
     """
 
     steps: int

@@ -57,9 +57,8 @@ def _related(relation: str | None, objects: list[TrackedObject], contacts: set[t
 
 
 def judge(verdict: Verdict, said: Said) -> dict[str, bool]:
-    """Right or wrong for each of `KEYS`, and `all` of them together; what nothing is said of is right.
-
-    The objects seen are taken for those named in the order that makes most of them right.
+    """Right or wrong for each of `KEYS`, and `all` of them together; what nothing is said of is right. The objects seen
+    are taken for those named in the order that makes most of them right.
     """
     right = {
         "ground": said.ground in (None, verdict.ground),
