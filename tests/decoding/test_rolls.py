@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import cosmos, ivideogpt
+from support import given as given_ids
 from support.tiny import tiny_in
 from torch import Tensor
 
@@ -51,6 +52,15 @@ class Toy:
     rows: tuple[tuple[int, ...], ...]
     conditions: Tensor | None = None
     blank: tuple[int, ...] = ()
+    kind: str = ""
+
+    def rolled(self, prompts: Tensor, codes: Tensor) -> Tensor:
+        """The prompts of the context after these codes [P, T*N], where prompts hold frames."""
+        if self.kind in given_ids.KINDS:
+            return given_ids.rolled_by_hand(self.kind, prompts, codes)
+        layout = self.network.spec.layout
+        seen = torch.cat([prompts, codes], 1)
+        return torch.cat([prompts[:, : layout.prefix], seen[:, -layout.prompt_frames * layout.stride :]], 1)
 
     def decode(
         self, asked: DecodeSettings, videos: list[int], cfg: float = 1.0, ids: Tensor | None = None, begin: int = 0
@@ -78,6 +88,10 @@ def _toy(kind: str, folder: Path) -> Toy:
         frames = torch.from_numpy(np.stack([ivideogpt.moving_clip(3)[i : i + 1] for i in range(3)]))
         ids = network.encode(frames)[:, : network.spec.layout.prompt]
         return Toy(network, tuple(map(tuple, ids.tolist())), torch.randn(3, 60, ivideogpt.ACTIONS, generator=generator))
+    if kind in given_ids.KINDS:
+        rows = given_ids.given_prompts(kind, 3).tolist()
+        actions = torch.randint(2, (3, 60, given_ids.ACTIONS), generator=generator).float()
+        return Toy(given_ids.given_network(kind), tuple(map(tuple, rows)), actions, kind=kind)
     source = 64 if "vectors" in kind else 0
     name = "Cosmos-Predict1-5B-Video2World" if source else "Cosmos-Predict1-4B"
     (folder / kind).mkdir()
@@ -93,7 +107,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Toy]:
     return lambda kind: _toy(kind, folder)
 
 
-KINDS = ("text", "actions", "latents", "latents and vectors")
+KINDS = ("text", "actions", "latents", "latents and vectors", *given_ids.KINDS)
 
 
 def assert_as_new(toy: Toy, rolled: Decode, videos: list[int], cfg: float) -> None:
@@ -109,8 +123,7 @@ def assert_as_new(toy: Toy, rolled: Decode, videos: list[int], cfg: float) -> No
         stop = min(tokens, begin + asked.segment * size)
         ids = None
         if layout.prompt_frames:
-            seen = torch.cat([prompts, rolled.codes[:, :begin, 0]], 1)
-            ids = torch.cat([prompts[:, : layout.prefix], seen[:, -layout.prompt_frames * size :]], 1)
+            ids = toy.rolled(prompts, rolled.codes[:, :begin, 0])
         new = toy.decode(replace(asked, frames=(stop - begin) // size, segment=None), videos, cfg, ids, begin)
         if begin < end:
             new.draws.give(rolled.codes[:, begin:end])

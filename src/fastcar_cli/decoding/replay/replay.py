@@ -93,7 +93,7 @@ class Replay:
     def __init__(self, rule: ReplayRule, size: Size, *, keep_tas: bool = False) -> None:
         layers, rows, frame, device = size.layers, size.rows, size.frame, size.device
         self.rule, self.frame, self._rows, self._aligned, self._opening = rule, frame, rows, size.aligned, size.opening
-        self.first = max(size.opening, frame - size.aligned, rule.first_frame * frame)
+        self.first = self._scored_from = max(size.opening, frame - size.aligned, rule.first_frame * frame)
         self.outputs = torch.zeros(layers, rows, frame, size.width, dtype=size.dtype, device=device)
         self.nbytes = self.outputs.nbytes
         tokens, dense = torch.arange(size.tokens - 1 + size.slack), () if rule.replay_delimiters else size.delimiters
@@ -109,7 +109,8 @@ class Replay:
         taus = torch.tensor(rule.tau.by_layer(layers), dtype=torch.float32)
         self.scored = (taus < math.inf) | (keep_tas or rule.target is not None)
         if rule.target is not None:
-            self.controller = Controller(rule.target, size, rule.max_age, dense, -(-self.first // frame))
+            dense_frames = -((size.opening - self.first) // frame)
+            self.controller = Controller(rule.target, size, rule.max_age, dense, dense_frames)
             # Wherever a token may replay, its threshold is the controller's.
             taus = torch.full_like(taus, -math.inf)
         self._thresholds = self._where_gated(taus[:, None].expand(-1, rows)).mT
@@ -127,6 +128,7 @@ class Replay:
         self.ages.zero_()
         self._thresholds[begin : begin + (self.frame if decoded else self._opening)] = math.inf
         if not decoded:
+            self._scored_from = max(self.first, begin + self._opening)
             self.by_token[begin - 1] = False
             if self._tas is not None:
                 self._tas[begin - 1] = math.nan
@@ -195,7 +197,7 @@ class Replay:
         if record and inputs.count > 1:
             self.passes.append(flags.mT.clone())
         if record and self._tas is not None:
-            known = inputs.tokens(self._rows, flags.device)[..., None] >= self.first
+            known = inputs.tokens(self._rows, flags.device)[..., None] >= self._scored_from
             self._tas[index] = torch.where(known, scores.permute(2, 1, 0), math.nan)
         if self.rule.max_age is not None:
             places = inputs.index(self.ages, ring=True)
