@@ -15,8 +15,7 @@ from torch import Tensor
 
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.decoder import MLP, Decoder
-from fastcar_cli.weights.formats import FORMATS, GROUP, PACKED
-from fastcar_cli.weights.quantised import QuantisedLinear
+from fastcar_cli.weights.formats import FORMATS, GROUP, PACKED, QuantisedLinear
 from fastcar_fpga.integer import IntegerMLP, sums
 from fastcar_fpga.layer import check_rows
 from fastcar_fpga.preset import Preset

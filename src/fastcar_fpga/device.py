@@ -1,12 +1,18 @@
-"""Boards: their memories, resources and power. Every number has a unit, a source and a kind."""
+"""Boards: their memories, resources and power; every number has a unit, a source and a kind. And the time of a DRAM.
+
+A DRAM streams: banks, rows, bank groups, bursts, refresh, and the ports in front of it. All channels do the same side
+by side. Times are whole picoseconds, as in the harness of the RTL (`dram.h`).
+"""
 
 from __future__ import annotations
 
 import math
-from functools import cache
+from collections import deque
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from fastcar_cli.config.presets import preset_folder, read_preset
 from fastcar_cli.errors import RequestError
@@ -120,3 +126,178 @@ def load_entry(kind: type[T], what: str, name: str, folder: str) -> T:
 def load_device(name: str) -> Device:
     """A board by name, or a YAML file by path. Raises RequestError naming file and key."""
     return load_entry(Device, "device", name, "devices")
+
+
+Order = Literal["groups", "rows"]
+"""Where the next burst of a stream lies: in the next bank group (groups), or in the same row of a bank (rows)."""
+
+Positive = Annotated[float, Field(gt=0, le=1e5)]  # bounded, so that a stream comes to its next refresh soon
+_INTERVALS = 8
+
+
+class DramTiming(Entry):
+    """Nanoseconds, but for tCCD_S and tCCD_L: clocks between two reads, of other bank groups and of the same."""
+
+    tRCD: Positive
+    tRP: Positive
+    tRAS: Positive
+    tRTP: Positive
+    tRRD_S: Positive
+    tRRD_L: Positive
+    tFAW: Positive
+    tCL: Positive
+    tRFC: Positive
+    tREFI: Positive
+    tCCD_S: int = Field(ge=1, le=1000)
+    tCCD_L: int = Field(ge=1, le=1000)
+
+    @model_validator(mode="after")
+    def _between(self) -> DramTiming:
+        if self.tREFI <= (least := self.tRFC + self.tRP + self.tRCD):
+            raise ValueError(f"tREFI is {self.tREFI:g}, needed: above tRFC + tRP + tRCD = {least:g}")
+        return self
+
+
+class Part(Entry):
+    """A channel of a memory: width in bits, rate in MT/s, burst in transfers, bytes of a row, banks of a group."""
+
+    name: str
+    source: str = Field(min_length=3)
+    width: int = Field(ge=8)
+    rate: Positive
+    burst: int = Field(ge=1)
+    groups: int = Field(ge=1)
+    banks: int = Field(ge=1)
+    row: int = Field(ge=64)
+    timing: DramTiming
+
+    @model_validator(mode="after")
+    def _whole(self) -> Part:
+        if self.width * self.burst % 8 or self.row % self.burst_bytes:
+            raise ValueError(f"row is {self.row}, needed: whole bursts of {self.width} bit x {self.burst} / 8 bytes")
+        return self
+
+    @property
+    def burst_bytes(self) -> int:
+        """Bytes of a burst."""
+        return self.width * self.burst // 8
+
+    @property
+    def bank_bursts(self) -> int:
+        """Bursts of a row in each bank group: a stream comes to the next bank after so many."""
+        return self.row // self.burst_bytes * self.groups
+
+    @property
+    def peak(self) -> float:
+        """GB/s of a channel."""
+        return self.width * self.rate / 8e3
+
+
+@cache
+def load_part(name: str) -> Part:
+    """A memory part by name or a YAML file by path. Raises RequestError naming file and key, a missing timing too."""
+    return load_entry(Part, "memory part", name, "memory")
+
+
+@dataclass(frozen=True)
+class ReadStream:
+    """How streams read a channel; `streams` are served in turn, `turn` bursts each, and lie `apart` bursts apart.
+
+    port: picoseconds of a burst in its share of the ports. ahead: bursts requested and not delivered yet. chunk,
+    stride: bursts in a row, and from the first of a chunk to the first of the next; 0: one endless chunk.
+    """
+
+    part: Part
+    order: Order
+    port: int
+    ahead: int
+    chunk: int = 0
+    stride: int = 0
+    streams: int = 1
+    turn: int = 1
+    apart: int = 0
+
+    def burst(self, count: int) -> int:
+        """Where the burst lies that is served after `count` others."""
+        turns, within = divmod(count, self.turn)
+        own = turns // self.streams * self.turn + within
+        chunk, rest = divmod(own, self.chunk) if self.chunk else (0, own)
+        return chunk * self.stride + rest + turns % self.streams * self.apart
+
+
+class Dram:
+    """A channel and what its banks did last; `refreshes` counts those that were due."""
+
+    def __init__(self, stream: ReadStream) -> None:
+        part, t = stream.part, stream.part.timing
+        clock = 2e6 / part.rate
+        self.stream = stream
+        self.columns = part.row // part.burst_bytes
+        self.ccd = tuple(round(max(n, part.burst / 2) * clock) for n in (t.tCCD_S, t.tCCD_L))
+        self.data = round(part.burst / 2 * clock)
+        ns = (t.tRCD, t.tRP, t.tRAS, t.tRTP, t.tRRD_S, t.tRRD_L, t.tFAW, t.tCL, t.tRFC, t.tREFI)
+        self.rcd, self.rp, self.ras, self.rtp, self.rrd_s, self.rrd_l, self.faw, self.cl, self.rfc, self.refi = (
+            round(1000 * n) for n in ns
+        )
+        self._new: int | None = None
+        self.refreshes, self.closed, self.last = 0, 0, (-(10**9), 0)
+        self.open: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self.activated: deque[tuple[int, int]] = deque([(-(10**9), 0)] * 4, 4)
+        self.delivered: deque[int] = deque([0] * stream.ahead, stream.ahead)
+
+    def place(self, burst: int) -> tuple[int, int, int]:
+        """Bank group, bank and row of a burst of the channel."""
+        part = self.stream.part
+        if self.stream.order == "groups":
+            group, rest = burst % part.groups, burst // part.groups // self.columns
+        else:
+            rest, group = divmod(burst // self.columns, part.groups)
+        return group, rest % part.banks, rest // part.banks
+
+    def read(self, burst: int, at: int = 0) -> int:
+        """When a burst that is requested at `at`, or once there is room for it, has passed the port."""
+        at = max(at, self.delivered[0])
+        group, bank, row = self.place(burst)
+        while (command := self._command(at, group, bank, row)) >= (self.refreshes + 1) * self.refi:
+            self.refreshes += 1
+            quiet = max(self.refreshes * self.refi, self.last[0] + self.rtp)
+            self.closed = quiet + (self.rp if self.open else 0) + self.rfc
+            self.open.clear()
+        if self._new is not None:
+            self.activated.append((self._new, group))
+        activated = self.open[group, bank][1] if self._new is None else self._new
+        self.open[group, bank] = (row, activated, command)
+        self.last = (command, group)
+        done = max(command + self.cl + self.data, self.delivered[-1] + self.stream.port)
+        self.delivered.append(done)
+        return done
+
+    def _command(self, at: int, group: int, bank: int, row: int) -> int:
+        """When the read command of a burst can be given."""
+        last, last_group = self.last
+        earliest = max(at, self.closed, last + self.ccd[last_group == group])
+        held = self.open.get((group, bank))
+        self._new = None
+        if held is not None and held[0] == row:
+            return max(earliest, held[1] + self.rcd)
+        ready = max(at, self.closed)
+        if held is not None:
+            ready = max(ready, held[2] + self.rtp, held[1] + self.ras) + self.rp
+        before, before_group = self.activated[-1]
+        gap = self.rrd_l if before_group == group else self.rrd_s
+        self._new = max(ready, before + gap, self.activated[0][0] + self.faw)
+        return max(earliest, self._new + self.rcd)
+
+
+@lru_cache(maxsize=256)
+def share(stream: ReadStream) -> float:
+    """The share of a channel's peak that endless streams reach, over whole intervals between refreshes."""
+    dram, count, begin = Dram(stream), 0, (0, 0, 0)
+    while True:
+        done, before = dram.read(stream.burst(count)), dram.refreshes
+        count += 1
+        if before and not begin[0]:
+            begin = (count, done, before)
+        elif before - begin[2] >= _INTERVALS:
+            passed = (count - begin[0]) * stream.part.burst_bytes / (done - begin[1]) * 1e3
+            return passed / stream.part.peak

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.weights.quantised import QuantisedLinear
+from fastcar_cli.weights.formats import QuantisedLinear
 
 EXACT_TERMS = 1024
 """Products of two int8 numbers that float32 adds without rounding, in any order: 1,024 x 128 x 127 < 2^24."""

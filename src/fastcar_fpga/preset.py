@@ -10,8 +10,20 @@ from fastcar_cli.config.presets import fpga_presets, preset_folder, read_preset
 from fastcar_cli.errors import RequestError
 from fastcar_cli.system.plain_data import checked
 from fastcar_cli.weights.formats import GROUP
-from fastcar_fpga.device import Bank, Constant, Device, Entry, In, constants, load_device
-from fastcar_fpga.memory import Order, Part, ReadStream, load_part, share
+from fastcar_fpga.device import (
+    Bank,
+    Constant,
+    Device,
+    Entry,
+    In,
+    Order,
+    Part,
+    ReadStream,
+    constants,
+    load_device,
+    load_part,
+    share,
+)
 
 MAX_FITTED = 2  # constants of a preset that may be fitted to a measurement
 _ROWS = 2**10  # rows of a bank that each core's weights take, where cores meet in a channel: more than `share` reads

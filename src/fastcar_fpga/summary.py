@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from fastcar_cli.system.files import csv_of, make_folder, write_whole
 from fastcar_fpga.decisions import Decisions, Windows
-from fastcar_fpga.device import constants
+from fastcar_fpga.device import constants, share
 from fastcar_fpga.emulator import Emulator, RunResult
 from fastcar_fpga.layer import START, Registers, Row
-from fastcar_fpga.memory import share
 from fastcar_fpga.preset import Preset
 from fastcar_fpga.workload import workload_of
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from support.processes import Run
 from support.vila_u import converted
 
-from fastcar_cli.convert.calibrate import Calibration
+from fastcar_cli.convert.calibrate import Calibration, calibrated, output_error
 from fastcar_cli.convert.convert import Conversion, Source, target_format
-from fastcar_cli.convert.rounding import calibrated, output_error
 from fastcar_cli.models import load
 from fastcar_cli.weights.formats import FORMATS, unpack_int4
 from fastcar_lab import conversion_error

@@ -23,8 +23,7 @@ from fastcar_cli.decoding import trace
 from fastcar_cli.models import load
 from fastcar_cli.models.checkpoint import loading_format
 from fastcar_cli.models.vila_u.checkpoint import VilaUCheckpoint
-from fastcar_cli.weights.formats import quantise_int4
-from fastcar_cli.weights.quantised import QuantisedLinear, multiplied_by
+from fastcar_cli.weights.formats import QuantisedLinear, multiplied_by, quantise_int4
 from fastcar_lab import conversion_error
 
 PROMPT = "a red ball"

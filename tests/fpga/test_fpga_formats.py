@@ -20,8 +20,7 @@ from support.tiny import tiny_model
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.vila_u.network import VideoModel
 from fastcar_cli.models.weight_format import WeightFormat
-from fastcar_cli.weights.formats import FORMATS, quantise_int4, unpack_int4
-from fastcar_cli.weights.quantised import QuantisedLinear
+from fastcar_cli.weights.formats import FORMATS, QuantisedLinear, quantise_int4, unpack_int4
 from fastcar_fpga import integer
 from fastcar_fpga.backend import FpgaBackend, group_sums, quantise
 from fastcar_fpga.emulator import Emulator

@@ -15,7 +15,7 @@ from support.fpga_presets import constant, preset
 
 from fastcar_cli.config.presets import fpga_presets, preset_folder
 from fastcar_cli.errors import RequestError
-from fastcar_fpga.memory import Dram, Order, Part, ReadStream, load_part, share
+from fastcar_fpga.device import Dram, Order, Part, ReadStream, load_part, share
 from fastcar_fpga.preset import load_preset
 from fastcar_lab.accelerator.points import Next, closed, stream_share, streams
 

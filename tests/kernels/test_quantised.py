@@ -19,6 +19,7 @@ from fastcar_cli.kernels.native.library import kernels
 from fastcar_cli.weights.formats import (
     FORMATS,
     PACKED,
+    QuantisedLinear,
     fitted_scales,
     pack_int4,
     quantise_int4,
@@ -26,7 +27,6 @@ from fastcar_cli.weights.formats import (
     unpack_int4,
     widen_int4,
 )
-from fastcar_cli.weights.quantised import QuantisedLinear
 from fastcar_cli.weights.tensors import write_safetensors
 
 

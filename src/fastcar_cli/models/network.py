@@ -19,7 +19,7 @@ from fastcar_cli.inputs.prompt import OnProgress, Part
 from fastcar_cli.models.decoder import Decoder, DecoderSpec, summed
 from fastcar_cli.models.depth import DepthTransformer
 from fastcar_cli.system.plain_data import WHOLE, Size
-from fastcar_cli.weights.quantised import QuantisedLinear
+from fastcar_cli.weights.formats import QuantisedLinear
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fastcar_cli.models.network import Network
-from fastcar_cli.weights.formats import FORMATS, Format
-from fastcar_cli.weights.quantised import QuantisedLinear
+from fastcar_cli.weights.formats import FORMATS, Format, QuantisedLinear
 
 
 @dataclass(frozen=True)

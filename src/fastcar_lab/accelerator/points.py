@@ -10,14 +10,13 @@ from typing import Any, Literal
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.system.files import csv_of, write_whole
-from fastcar_fpga.device import Constant
-from fastcar_fpga.memory import ReadStream, load_part, share
+from fastcar_fpga.device import Constant, ReadStream, load_part, share
 from fastcar_fpga.preset import load_preset
 from fastcar_lab.accelerator.predicted import POINTS, UNKNOWN, points_of, predict
 from fastcar_lab.common import markdown
 
 Next = Literal["groups", "rows", "bank", "apart", "meet"]
-"""Where the next burst lies: the orders of memory.py; a row after the other of one bank; two streams with bank groups
+"""Where the next burst lies: the orders of device.py; a row after the other of one bank; two streams with bank groups
 in turn, a request of 512 bytes each, in banks behind each other (apart), or in other rows of one bank (meet)."""
 
 _REQUEST, _FAR = 512, 2**10  # bytes of a request of one of two streams, and rows of a bank between them

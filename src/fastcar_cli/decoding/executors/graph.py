@@ -21,7 +21,7 @@ from fastcar_cli.decoding.inputs import Inputs, InputsOnDevice
 from fastcar_cli.errors import Key, RunError
 from fastcar_cli.kernels.gpu import installed, most_rows
 from fastcar_cli.models.network import Network
-from fastcar_cli.weights.quantised import multiplied_by
+from fastcar_cli.weights.formats import multiplied_by
 
 if TYPE_CHECKING:
     from fastcar_cli.decoding.executors.triton_ops import TritonOps

@@ -20,7 +20,7 @@ from fastcar_cli.kernels import native
 from fastcar_cli.models.decoder import KV, Block
 from fastcar_cli.models.depth import DepthTransformer
 from fastcar_cli.models.network import Network
-from fastcar_cli.weights.quantised import QuantisedLinear, multiplied_by
+from fastcar_cli.weights.formats import QuantisedLinear, multiplied_by
 
 # Below this many bytes of weights one thread is done before a second one has its share.
 SMALL = 128 * 1024

@@ -12,7 +12,7 @@ from fastcar_cli.kernels.gpu.linear import Matrix, linear
 from fastcar_cli.kernels.gpu.mlp import Cached, mlp
 from fastcar_cli.kernels.gpu.norm import norm, norm_heads
 from fastcar_cli.models.decoder import Block, RMSNorm
-from fastcar_cli.weights.quantised import QuantisedLinear
+from fastcar_cli.weights.formats import QuantisedLinear
 
 
 class TritonOps:

@@ -13,11 +13,10 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.system.files import csv_of, file_text, make_folder, sha256_of, write_whole
 from fastcar_cli.system.plain_data import parse_json
 from fastcar_fpga.decisions import Decisions
-from fastcar_fpga.device import Constant
+from fastcar_fpga.device import Constant, Order
 from fastcar_fpga.integer import TABLE
 from fastcar_fpga.isa import Rates, mlp_program
 from fastcar_fpga.layer import INDEX_BITS, Registers
-from fastcar_fpga.memory import Order
 from fastcar_fpga.preset import Preset, Weights
 from fastcar_lab.accelerator.rtl import joined
 from fastcar_lab.accelerator.rtl.stimulus import (

@@ -1,6 +1,6 @@
 """Layers for layer.sv, from packets to outputs, and what the emulator expects: every row's cycles and outputs.
 
-Memory is that of the preset with its timing (memory.py), or beats at a constant rate.
+Memory is that of the preset with its timing (device.py), or beats at a constant rate.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
+from fastcar_fpga.device import Dram
 from fastcar_fpga.integer import FRACTION, MOST_SHIFT, Coded, Rows, activated, code, product
 from fastcar_fpga.isa import SETTLE, Program, Rates, compile_mlp, drain, spans
 from fastcar_fpga.layer import Row
-from fastcar_fpga.memory import Dram
 from fastcar_fpga.preset import Preset
 from fastcar_lab.accelerator.rtl.stimulus import control_parameters, counts, packet_of, random_layers, words_of
 

@@ -1,4 +1,4 @@
-// One channel of a memory as memory.py has it, in whole picoseconds, and the words that it gives in cycles of the cores.
+// One channel of a memory as device.py has it, in whole picoseconds, and the words that it gives in cycles of the cores.
 #include <algorithm>
 #include <cstdint>
 #include <deque>
