@@ -52,7 +52,7 @@ SETS = {
 }
 """Flags of a machine's instruction sets, besides those that it always has."""
 # NaN and infinity keep their meaning. Assumed is only that nobody reads errno or the floating point status flags.
-_FLAGS = (
+FLAGS = (
     *("-std=c++17", "-O3", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fno-trapping-math"),
     *("-ffp-contract=fast", "-fvisibility=hidden"),
 )
@@ -107,7 +107,7 @@ def compile_with(compiler: list[str], to: Path, folder: Path, *, target: str = _
     # Zig keeps what it compiles, in CI where a second build finds it.
     caches = ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")
     environment = {**dict.fromkeys(caches, str(folder / "zig")), **os.environ}
-    flags = [*compiler, "-x", "c++", *_FLAGS, *([] if "-win" in target else ["-fPIC"]), *more]
+    flags = [*compiler, "-x", "c++", *FLAGS, *([] if "-win" in target else ["-fPIC"]), *more]
     copies = {"plain": [], **SETS.get(target.partition("-")[0], {})}
     jobs = {"team": ["team.cpp"], "dispatch": [f'-DSOURCES="{source_hash()}"', "dispatch.cpp"]}
     jobs |= {name: [*isa, f"-DNAME=kernels_{name}", "kernels.cpp"] for name, isa in copies.items()}
