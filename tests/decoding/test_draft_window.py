@@ -66,7 +66,7 @@ def test_drafts_that_are_never_right_cost_two_passes(slope: float) -> None:
 @settings(max_examples=50, deadline=None)
 @given(right=st.floats(0, 1), slope=st.floats(0, 2), seed=st.integers(0, 10**6))
 def test_a_decode_is_never_much_slower_than_without_drafts(right: float, slope: float, seed: int) -> None:
-    assert _decode(lambda done: right, _line(slope), seed)[0] <= 1.03 * TOKENS
+    assert _decode(lambda done: right, _line(slope), seed)[0] <= 1.02 * TOKENS
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_a_decode_is_never_much_slower_than_without_drafts(right: float, slope: 
 def test_what_another_video_gained_is_not_lost_again(before: float, right: float, slope: float, seed: int) -> None:
     windows = DraftWindow(MOST)
     _decode(lambda done: before, _line(slope), seed, windows=windows)
-    assert _decode(lambda done: right, _line(slope), seed + 1, windows=windows)[0] <= 1.03 * TOKENS
+    assert _decode(lambda done: right, _line(slope), seed + 1, windows=windows)[0] <= 1.02 * TOKENS
 
 
 @pytest.mark.slow

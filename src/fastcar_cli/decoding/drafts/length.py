@@ -68,7 +68,7 @@ class DraftWindow:
                 best = min(FIRST, self._sizes[-1])
             else:
                 costs, left, share = {size: self._cost(size) for size in self._sizes}, self._left(), promising()
-                affordable = [s for s in self._sizes if s == 1 or costs[s] - costs[1] <= left / TRIAL]
+                affordable = [s for s in self._sizes if s == 1 or self._most(s) - costs[1] <= left / TRIAL]
                 best = max(affordable, key=lambda size: self._expected(size, share) / costs[size])
             if best != self._now:
                 if self._now in self._timed:
@@ -127,6 +127,13 @@ class DraftWindow:
             if reached < 0.001:
                 break
         return total
+
+    def _most(self, size: int) -> float:
+        """Seconds of a pass with a draft length, as measured; or as many as passes of the next timed length take for
+        so many tokens. A trial may cost no more than is left, however much better a length that lost looks by now.
+        """
+        timed = max(s for s, w in self._timed.items() if s <= size and w.seconds)
+        return self._seconds(self._timed[timed]) * size / timed
 
     def _cost(self, size: int) -> float:
         """Seconds of a pass with a draft length, measured or interpolated."""
