@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import re
 import subprocess
@@ -25,6 +26,7 @@ from support.tiny import tiny_spec
 from torch import Tensor
 
 from fastcar_cli.config.tau import Tau
+from fastcar_cli.decoding import engine
 from fastcar_cli.decoding.batch import Batch, DecodeSettings
 from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.engine import Decode
@@ -348,6 +350,62 @@ def test_decode_through_the_kernels_equals_plain_torch() -> None:
     assert plain.replay is not None and kernels.replay is not None
     assert torch.equal(plain.replay.replayed, kernels.replay.replayed)
     assert bool(plain.replay.replayed.any()) and not bool(plain.replay.replayed[0].all())
+
+
+@pytest.mark.slow
+def test_a_roll_leaves_decisions_as_they_were_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes that fill a context again count for nothing, though a graph writes what it decides."""
+    runs = []
+    for make in (PlainExecutor, lambda batch: GraphExecutor(batch, capture=False)):
+        monkeypatch.setattr(engine, "choose", lambda batch, make=make: (make(batch), "made up"))
+        asked = DecodeSettings(3, SamplingSettings(cfg=1.0), ReplayRule(Tau((-math.inf,))), segment=2, keep_tas=True)
+        decode = Decode.of(_small(), [[1, 4, 5, 2]], asked, uniforms(5, 12, 3)[None]).run()
+        assert decode.rolls == 1 and decode.replay is not None and decode.replay.tas is not None
+        runs.append((decode.codes, decode.replay.replayed, decode.replay.tas))
+    (codes, want, scores), (other_codes, got, other_scores) = runs
+    # The frame that is decoded again replays nothing then, but did before.
+    assert torch.equal(codes, other_codes) and torch.equal(want, got) and bool(want[:, :, 4:7].all())
+    assert torch.allclose(scores[:, :, 4:7], other_scores[:, :, 4:7], atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("slope", "pays"), [(0.02, True), (3.0, False)])
+def test_auto_chooses_by_what_passes_of_a_graph_cost(slope: float, pays: bool) -> None:
+    asked = list[int]()
+
+    def clock(count: int, run: Callable[[], object]) -> float:
+        run()
+        asked.append(count)
+        return 1 + slope * (count - 1)
+
+    for _ in range(2):
+        settings = DecodeSettings(5, draft=DraftSettings("auto", 4, accept=1.0), sampling=SamplingSettings(cfg=1.0))
+        decode = Decode.of(_small(), [[1, 4, 5, 2]], settings, uniforms(5, 20, 3)[None])
+        decode.executor = GraphExecutor(decode, 4, capture=False, clock=clock)
+        drafter = decode.run().drafter
+        assert drafter is not None
+        taken = [p.taken for p in drafter.passes]
+        # Two passes are a trial.
+        assert taken.count(4) >= 2 and (taken.count(4) > 2) == pays
+    # Each is timed once on a device and at a shape.
+    assert sorted(asked) == sorted(set(asked)) and {1, 4} <= set(asked)
+
+
+@pytest.mark.slow
+def test_timing_passes_changes_nothing() -> None:
+    tau = Tau((0.0, -0.1))
+    plain, _ = _run(tau, PlainExecutor)
+
+    def clock(count: int, run: Callable[[], object]) -> float:
+        run()
+        return 1.0
+
+    settings = replace(plain.settings, draft=DraftSettings("auto", 4))
+    decode = Decode.of(_small(), [[1, 4, 5, 2]], settings, uniforms(5, 12, 3)[None])
+    decode.executor = GraphExecutor(decode, 4, capture=False, clock=clock)
+    decode.run()
+    assert torch.equal(plain.codes, decode.codes) and plain.replay is not None and decode.replay is not None
+    assert torch.equal(plain.replay.replayed, decode.replay.replayed)
 
 
 @pytest.mark.slow

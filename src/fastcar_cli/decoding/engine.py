@@ -157,8 +157,10 @@ class Decode(Batch):
             synchronise(device)
             seconds, self._began = time.perf_counter() - self._began, None
             self.clock.decode += seconds
-            if record:
+            if record and executor.seconds is None:
                 drafter.learn(seconds)
+        if record and hidden is None and executor.seconds and inputs.count in executor.seconds:
+            drafter.learn(executor.seconds[inputs.count])
         return step
 
     @torch.inference_mode()
@@ -221,7 +223,7 @@ class Decode(Batch):
     def _drafts(self, executor: Executor) -> Drafter:
         """What drafts the tokens of this batch."""
         draft, replay = self.settings.draft, self.replay
-        if draft.kind == "auto" and (executor.sequential or self.model.device.type != "cpu"):
+        if draft.kind == "auto" and (executor.sequential or executor.most_inputs == 1):
             draft = DraftSettings()
         lockstep = executor.sequential or (replay is not None and replay.controller is not None)
         # Ids of a prompt that holds frames are codes of depth 1.
@@ -231,6 +233,7 @@ class Decode(Batch):
         self.drafter = Drafter(
             *(self.draws, draft, self.frame, self.model.spec.grid[1], lockstep, before, self.windows),
             together=not executor.sequential,
+            most=executor.most_inputs,
         )
         return self.drafter
 

@@ -72,6 +72,7 @@ class Drafter:
         before: Tensor | None = None,
         windows: DraftWindow | None = None,
         together: bool = True,
+        most: int | None = None,
     ) -> None:
         """Drafts lie in `draws` where they would be final.
 
@@ -86,9 +87,9 @@ class Drafter:
         self._choice: DraftWindow | None = None
         if settings.kind == "auto":
             self._choice = windows or DraftWindow(settings.window)
-            self._choice.begin(draws.tokens)
+            self._choice.begin(draws.tokens, most)
             # The same memory, since NumPy reads a few numbers ten times as fast as torch.
-            self._array = draws.buffer.numpy()
+            self._array: Any = draws.buffer.numpy() if draws.buffer.device.type == "cpu" else draws.buffer
         # Below these positions the codes of a video hold what the last pass drew.
         self._drawn = [0] * draws.videos
         self._drafts: Tensor | None = None

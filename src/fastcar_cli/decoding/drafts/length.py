@@ -54,8 +54,9 @@ class DraftWindow:
         # The pass before which nothing is chosen anew.
         self._look = 0
 
-    def begin(self, tokens: int) -> None:
-        """Start another video or batch of `tokens` tokens."""
+    def begin(self, tokens: int, most: int | None = None) -> None:
+        """Start another video or batch of `tokens` tokens; its passes take `most` of them, None: as many as before."""
+        self._sizes = [size for size in self._sizes if size <= (most or size)]
         self._stake = max(STAKE, SHARE * tokens)
         for window in self._timed.values():
             window.passes, window.tokens = 0, 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ class Executor(ABC):
 
     name: str
     most_inputs = 1  # input tokens of a video that one pass can take
+    seconds: Mapping[int, float] | None = None  # of a pass by its inputs, where the host does not wait for each
     sequential = False  # whether the inputs of a pass are run one after another, so that drafts save no time
 
     def __init__(self, batch: Batch) -> None:

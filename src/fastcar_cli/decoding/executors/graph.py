@@ -7,10 +7,11 @@ host waits to count what is accepted, and says where the next pass begins.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from fastcar_cli.decoding.executors.triton_ops import TritonOps
 
 
+PASSES = 3  # passes by which a graph is timed
+_MEASURED: dict[Any, float] = {}  # seconds of a pass by device, model, format, caches and input tokens
+
+
 def row_limit(model: Network) -> int:
     """Rows that the kernels take at once on the CUDA device of a model, in its dtype."""
     properties = torch.cuda.get_device_properties(model.device)
@@ -34,8 +39,8 @@ def row_limit(model: Network) -> int:
 
 
 def inputs_limit(batch: Batch) -> int:
-    """Most input tokens of a video in a pass of this batch; one for `auto`, which does not know a GPU's costs."""
-    most = batch.settings.draft.fixed
+    """Most input tokens of a video in a pass of this batch."""
+    most = 1 if batch.settings.draft.kind == "off" else batch.settings.draft.window
     return 1 if most == 1 else max(1, min(most, row_limit(batch.model) // batch.rows, batch.cache.most_inputs))
 
 
@@ -67,8 +72,18 @@ class GraphExecutor(Executor):
 
     name = "graph"
 
-    def __init__(self, batch: Batch, most_inputs: int = 1, capture: bool = True) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        most_inputs: int = 1,
+        capture: bool = True,
+        clock: Callable[[int, Callable[[], object]], float] | None = None,
+    ) -> None:
+        """`clock` gives the seconds of a pass from its input tokens and what runs it; None: `_seconds`."""
         super().__init__(batch)
+        self._clock = clock
+        self.seconds: dict[int, float] = {}
+        self._put_back = None if batch.replay is None else batch.replay.holding()
         self.most_inputs = min(most_inputs, batch.cache.most_inputs)
         self._capture = capture
         device = batch.model.device
@@ -94,11 +109,24 @@ class GraphExecutor(Executor):
             from fastcar_cli.decoding.executors.triton_ops import TritonOps
 
             began, ops = time.perf_counter(), TritonOps(batch, count)
-            self._launches[count] = ops, self._captured(ops) if self._capture else partial(self._run, ops)
+            launch = self._captured(ops) if self._capture else partial(self._run, ops)
+            self._launches[count] = ops, launch
+            if batch.settings.draft.kind == "auto":
+                shape = batch.model.spec, batch.model.weight_format, batch.cache.k.shape, count
+                key = self._first.device, self._clock, shape
+                if key not in _MEASURED:
+                    _MEASURED[key] = (self._clock or self._seconds)(count, partial(self._aside, ops, launch))
+                self.seconds[count] = _MEASURED[key]
             batch.clock.capture += time.perf_counter() - began
         ops, launch = self._launches[count]
         self._passed, batch.draws.latent = launch(), None
         return Step(inputs, batch.draws, ops.hidden[:, : inputs.count], None)
+
+    def advance(self, inputs: Inputs, accepted: tuple[int, ...], record: bool = True) -> None:
+        """See `Executor.advance`; a pass of one token has recorded its decisions itself."""
+        if self._put_back is not None and not record and self._passed.flags is None:
+            self._put_back(inputs)
+        super().advance(inputs, accepted, record)
 
     def logits(self, x: Tensor, d: int) -> Tensor:
         """See `Executor.logits`; by the kernels once a pass has run."""
@@ -135,26 +163,46 @@ class GraphExecutor(Executor):
         self._first.add_(1)
         return Passed(flags, scores, restores, count) if count > 1 else Passed()
 
+    def _aside(self, ops: TritonOps, run: Callable[[], Passed]) -> None:
+        """Run a pass, and restore what it overwrote."""
+        batch, replay = self._batch, self._batch.replay
+        written = [self._first, batch.draws.buffer, *([] if replay is None else [replay.ages])]
+        before = [(x, x.clone()) for x in written]
+        drafts, rows = torch.meshgrid(self._drafts[: ops.inputs - 1], self._rows, indexing="ij")
+        for restore in run().restores:
+            restore(drafts.flatten(), rows.flatten())
+        for tensor, old in before:
+            tensor.copy_(old)
+
+    def _seconds(self, count: int, run: Callable[[], object]) -> float:
+        """The least of a few passes by events; with drafts by the host's clock, as it waits for what they gave."""
+        device, least = self._first.device, math.inf
+        with torch.cuda.device(device):
+            for _ in range(PASSES):
+                torch.cuda.synchronize(device)
+                began, start, end = time.perf_counter(), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                run()
+                end.record()
+                end.synchronize()
+                waited = time.perf_counter() - began
+                least = min(least, waited if count > 1 else start.elapsed_time(end) / 1e3)
+        return least
+
     def _captured(self, ops: TritonOps) -> Callable[[], Passed]:
         """The pass as a CUDA graph; calling it launches the graph without waiting for it.
 
         The pass runs twice before, to compile its kernels and to let libraries allocate; what it overwrites is
         restored. What `advance` needs is in memory that the graph writes again at each launch.
         """
-        batch, device, replay = self._batch, self._first.device, self._batch.replay
-        written = [self._first, batch.draws.buffer, *([] if replay is None else [replay.ages])]
-        before = [(x, x.clone()) for x in written]
+        device = self._first.device
         try:
             with torch.cuda.device(device):
                 aside = torch.cuda.Stream()
                 aside.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(aside):
                     for _ in range(2):
-                        drafts, rows = torch.meshgrid(self._drafts[: ops.inputs - 1], self._rows, indexing="ij")
-                        for restore in self._run(ops).restores:
-                            restore(drafts.flatten(), rows.flatten())
-                        for tensor, old in before:
-                            tensor.copy_(old)
+                        self._aside(ops, partial(self._run, ops))
                 torch.cuda.current_stream().wait_stream(aside)
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph):

@@ -8,7 +8,7 @@ turned into thresholds here, once a pass: what executes a pass only compares sco
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -212,6 +212,16 @@ class Replay:
             assert accepted is not None
             final_inputs = Inputs(inputs.first, min(accepted))
             self.controller.observe(final_inputs, self.gated(scores[..., : final_inputs.count].movedim(-1, 0)))
+
+    def holding(self) -> Callable[[Inputs], None]:
+        """What puts back the decisions and scores that inputs have now."""
+        tables = [(table, table.clone()) for table in (self._decisions, self._tas) if table is not None]
+
+        def put_back(inputs: Inputs) -> None:
+            for table, before in tables:
+                table[inputs.index(table)] = inputs.of(before)
+
+        return put_back
 
     def stats(self, passes: int, rows: Sequence[int] | None = None) -> ReplayStats:
         """Counts over the first `passes` input tokens, of some rows only if asked."""
