@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import typer
 
@@ -18,9 +17,6 @@ from fastcar_cli.config.lists import each_of
 from fastcar_cli.config.run_config import load_config
 from fastcar_cli.errors import RequestError
 from fastcar_cli.system import plugins
-
-if TYPE_CHECKING:
-    from fastcar_fpga import Comparison
 
 
 @options("attention.window", "attention.sinks")
@@ -57,6 +53,7 @@ def fpga(
 ) -> None:
     """Time replay decisions on an emulated FPGA accelerator; `fastcar fpga rtl` writes its RTL."""
     import fastcar_fpga
+    from fastcar_cli.checkpoints.open import spec_of
 
     for asked, others, why in (
         (table, "table preset as_json", "with --table, which emulates the published runs"),
@@ -79,10 +76,15 @@ def fpga(
             saved = replace(saved, window=attention.window, sinks=attention.sinks)
         comparisons = [fastcar_fpga.emulate(fastcar_fpga.preset_for(preset, saved.spec), saved)]
     else:
-        shape = dict(rows=rows, frames=frames, prompt=prompt_tokens, window=attention.window, sinks=attention.sinks)
-        how = dict(seed=seed, spread=spread, pair_correlation=pair_correlation, profile=profile)
         ratios = each_of("replay", replay, _ratio, "not a ratio", "0 to 1, such as 0,0.2,0.5,0.8")
-        comparisons = _drawn(model, preset, shape, ratios, how)
+        if pair_correlation and rows % 2:
+            said = f"--pair-correlation with --rows {rows}: rows have no pairs"
+            raise RequestError(said, hint="use an even number of rows")
+        spec, shape = spec_of(model), dict[str, Any](rows=rows, frames=frames, prompt=prompt_tokens)
+        work = fastcar_fpga.workload_of(spec, **shape, window=attention.window, sinks=attention.sinks)
+        emulator = fastcar_fpga.Emulator(fastcar_fpga.preset_for(preset, spec), work)
+        drawn = (fastcar_fpga.draw(work, r, seed, spread, pair_correlation, profile) for r in ratios)
+        comparisons = [fastcar_fpga.compare(emulator, decisions) for decisions in drawn]
     if report is not None:
         fastcar_fpga.write_csvs(report, comparisons[-1])
     documents = [f.to_dict() for f in comparisons]
@@ -94,23 +96,6 @@ def fpga(
         typer.echo("\n".join(lines))
     else:
         _summary(documents, comparisons[0].emulator.work)
-
-
-def _drawn(
-    model: str, preset: str | None, shape: dict[str, Any], ratios: Sequence[float], how: dict[str, Any]
-) -> list[Comparison]:
-    """Random decisions of a model's shapes at each of these ratios, timed on an accelerator."""
-    from fastcar_cli.checkpoints.open import spec_of
-    from fastcar_fpga import Emulator, compare, draw, preset_for, workload_of
-
-    if how["pair_correlation"] and shape["rows"] % 2:
-        message = f"--pair-correlation with --rows {shape['rows']}: rows have no pairs"
-        raise RequestError(message, hint="use an even number of rows")
-    spec = spec_of(model)
-    accelerator = preset_for(preset, spec)
-    work = workload_of(spec, **shape)
-    emulator = Emulator(accelerator, work)
-    return [compare(emulator, draw(work, ratio, **how)) for ratio in ratios]
 
 
 def _ratio(text: str) -> float:
