@@ -157,7 +157,7 @@ def test_every_command_ends_as_it_was_stopped(
 
 def test_a_log_gets_a_plain_line_a_minute() -> None:
     out, now = io.StringIO(), [0.0]
-    with render.progress(Console(file=out, width=200, markup=False), "frames", clock=lambda: now[0]) as bar:
+    with render.progress(Console(file=out, width=200, markup=False, get_time=lambda: now[0]), "frames") as bar:
         task = bar.add_task("decoding", total=8)
         for second in range(0, 241, 20):
             now[0] = float(second)

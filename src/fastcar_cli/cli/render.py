@@ -6,7 +6,6 @@ import csv
 import io
 import os
 import shutil
-import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -103,15 +102,11 @@ class _Bar(bars.Progress):
     """A progress bar in a terminal; elsewhere one plain line per minute."""
 
     def __init__(
-        self,
-        target: Console,
-        things: str,
-        *columns: bars.ProgressColumn,
-        clock: Callable[[], float],
-        above: RenderableType | None = None,
+        self, target: Console, things: str, above: RenderableType | None, *columns: bars.ProgressColumn
     ) -> None:
-        self._things, self._clock, self._last, self._above = things, clock, clock(), above
-        super().__init__(*columns, console=target, transient=True, disable=not target.is_terminal, get_time=clock)
+        self._things, self._above = things, above
+        super().__init__(*columns, console=target, transient=True, disable=not target.is_terminal)
+        self._last = self.get_time()
 
     def get_renderables(self) -> Iterable[RenderableType]:
         return [*([] if self._above is None else [self._above]), *super().get_renderables()]
@@ -127,9 +122,9 @@ class _Bar(bars.Progress):
         self.update(task_id, advance=advance)
 
     def _line(self, task_id: bars.TaskID) -> None:
-        if not self.disable or self._clock() - self._last < PLAIN_SECONDS:
+        if not self.disable or self.get_time() - self._last < PLAIN_SECONDS:
             return
-        self._last = self._clock()
+        self._last = self.get_time()
         task = self._tasks[task_id]
         line = f"{task.description}: {task.percentage:.0f} %"
         if task.fields["things"] == "%":
@@ -142,18 +137,13 @@ class _Bar(bars.Progress):
         self.console.print(line, soft_wrap=True, highlight=False)
 
 
-def progress(
-    target: Console,
-    things: str = "frames",
-    clock: Callable[[], float] = time.monotonic,
-    above: RenderableType | None = None,
-) -> bars.Progress:
+def progress(target: Console, things: str = "frames", above: RenderableType | None = None) -> bars.Progress:
     """A progress bar in frames, bytes or other units, with the remaining time and a renderable above it."""
     words = partial(bars.TextColumn, markup=False)
     done = (bars.MofNCompleteColumn(), words("{task.fields[things]}"), bars.TimeElapsedColumn())
     by_byte = (bars.DownloadColumn(binary_units=True), bars.TransferSpeedColumn())
     left = (*(by_byte if things == "bytes" else done), words("left"), bars.TimeRemainingColumn())
-    return _Bar(target, things, words("{task.description}"), bars.BarColumn(), *left, clock=clock, above=above)
+    return _Bar(target, things, above, words("{task.description}"), bars.BarColumn(), *left)
 
 
 def reported(bar: bars.Progress, *, in_percent: bool = False) -> Callable[[str, int, int], None]:
