@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from fastcar_cli.cli.app import app
-from fastcar_cli.cli.help import EXAMPLES
+from fastcar_cli.cli.flags import EXAMPLES
 from fastcar_cli.config.run_config import settings
 
 DOCS = Path(__file__).parent

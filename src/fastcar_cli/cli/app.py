@@ -15,8 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from fastcar_cli._version import __version__
-from fastcar_cli.cli.flags import Command
-from fastcar_cli.cli.help import examples
+from fastcar_cli.cli.flags import Command, examples
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.system import plugins
 from fastcar_cli.system.limits import raise_open_files
