@@ -10,6 +10,7 @@ import pytest
 from support.processes import Run
 
 from fastcar_cli.config.run_config import settings
+from fastcar_cli.kernels import native
 from fastcar_cli.media import read_frames, read_recipe
 
 PROMPT = "a red ball rolling to the right on the grass"
@@ -35,6 +36,27 @@ def test_the_later_of_two_sources_wins_and_is_named(run: Run, tmp_path: Path, mo
     assert found["replay.tau"] == (-3.0, "--config own.yaml")
     assert found["attention.sinks"] == (1, "fastcar.yaml")
     assert _where(run, "--config", "own.yaml", "--set", "replay.tau=-4")["replay.tau"] == (-4.0, "--set")
+
+
+def test_the_executor_of_a_cpu_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kernels() -> dict[str, object]:
+        found: dict[str, object] = json.loads(run("config", "--where", "--json").stdout)["kernels"]
+        return found
+
+    if native.unavailable() is None:
+        name = native.instruction_sets()[-1]
+        monkeypatch.setenv("FASTCAR_KERNELS_ISA", name)
+        sets = list(native.instruction_sets())
+        assert kernels() == {"executor": "native", "instruction_set": name, "instruction_sets": sets, "why": None}
+        assert f"on a CPU: native kernels ({name}), of {', '.join(sets)}\n" in run("config", "--where").stderr
+    monkeypatch.setattr(native.library, "open_library", lambda: "not built: no compiler")
+    native.instruction_sets.cache_clear()
+    found = kernels()
+    shown = run("config", "--where").stderr
+    native.instruction_sets.cache_clear()
+    why = "not built: no compiler"
+    assert found == {"executor": "torch", "instruction_set": None, "instruction_sets": [], "why": why}
+    assert f"on a CPU: plain torch: {why}\n" in shown
 
 
 def test_a_ratio_in_the_environment_replaces_the_threshold_of_the_file(

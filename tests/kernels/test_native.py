@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from support.native_toys import (
 
 from fastcar_cli.decoding.sampling import sample
 from fastcar_cli.kernels import native
-from fastcar_cli.kernels.native import Linear, linear
+from fastcar_cli.kernels.native import Linear, build, library, linear
 from fastcar_cli.models.sampling import SamplingSettings
 
 pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason=str(native.unavailable()))
@@ -202,7 +203,7 @@ def test_passes_of_several_threads_at_once() -> None:
 
 _FORK = """
 import os, sys, torch
-from fastcar_cli.kernels.native import Linear, linear
+from fastcar_cli.kernels.native import Linear, build, library, linear
 x, weight = torch.ones(2, 512), Linear(torch.ones(512, 512))
 assert (linear(x, weight, 2) == 512).all()
 child = os.fork()
@@ -343,6 +344,29 @@ def test_maps_of_the_same_inputs_have_one_format(part: str) -> None:
     toy.blocks[1] = dataclasses.replace(toy.blocks[1], **changed)
     with pytest.raises(ValueError, match=f"layer 1: .*{part}: weights are bfloat16 and float32, expected one format"):
         toy.native()
+
+
+def test_a_library_that_is_not_for_this_system_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(library, "FOLDER", tmp_path)
+    found = library.open_library.__wrapped__
+    assert "not built: run pip install -e . in the checkout" in str(found())
+    (tmp_path / build.WHY_NOT).write_text("there is no c++, clang++ or g++ on PATH\n")
+    way_out = f"; with ziglang or a C++ compiler install from source, or a wheel for {build.platform_tag()}"
+    assert str(found()).endswith(f"not built: there is no c++, clang++ or g++ on PATH{way_out}")
+    (tmp_path / build.NAME).write_bytes(b"MZ" + bytes(4096))
+    said = str(found())
+    assert said.startswith("the native kernels can't be loaded, perhaps as another system's: ") and said.endswith(
+        way_out
+    )
+
+
+def test_a_wheel_is_for_a_system_that_zig_builds_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FASTCAR_WHEEL", "macosx_11_0_x86_64")
+    assert build.platform_tag() == "macosx_11_0_x86_64"
+    assert build.TARGETS[build.platform_tag()] == "x86_64-macos.11.0"
+    monkeypatch.setenv("FASTCAR_WHEEL", "amiga_3_0_m68k")
+    with pytest.raises(build.BuildError, match="FASTCAR_WHEEL=amiga_3_0_m68k: allowed: manylinux_2_17_x86_64, "):
+        build.build(tmp_path / build.NAME)
 
 
 def test_an_instruction_set_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

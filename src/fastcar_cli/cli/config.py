@@ -38,7 +38,7 @@ def config(
     if where:
         defaults = {key: "the model" if s.by_model else "default" for key, s in settings().items()}
         rows = [{"key": k, "value": v, "from": sources.get(k, defaults[k])} for k, v in flat(run.to_dict()).items()]
-        _print("settings", rows, as_json)
+        _print("settings", rows, as_json, kernels=_kernels())
     elif as_json:
         typer.echo(json.dumps(run.to_dict()))
     elif (form := ctx.params["form"]) != "table":
@@ -60,10 +60,19 @@ def presets(as_json: Json = False) -> None:
     _print("presets", rows, as_json)
 
 
-def _print(what: str, rows: list[dict[str, Any]], as_json: bool) -> None:
-    """A table with a column per key of the rows."""
+def _kernels() -> dict[str, Any]:
+    """Which kernels a CPU gets here: executor, instruction set, all sets that can be chosen, and why there are none."""
+    from fastcar_cli.kernels import native
+
+    why, sets = native.unavailable(), native.instruction_sets()
+    used = None if why else native.instruction_set()
+    return {"executor": "torch" if why else "native", "instruction_set": used, "instruction_sets": sets, "why": why}
+
+
+def _print(what: str, rows: list[dict[str, Any]], as_json: bool, *, kernels: dict[str, Any] | None = None) -> None:
+    """A table with a column per key of the rows; `kernels` follow it on stderr."""
     if as_json:
-        typer.echo(json.dumps({what: rows}))
+        typer.echo(json.dumps({what: rows, **({} if kernels is None else {"kernels": kernels})}))
         return
     from fastcar_cli.cli.render import Results, columns
 
@@ -71,3 +80,7 @@ def _print(what: str, rows: list[dict[str, Any]], as_json: bool) -> None:
     for row in rows:
         shown.add_row(*("-" if cell is None else str(cell) for cell in row.values()))
     Results().print(shown)
+    if kernels is not None:
+        used, others = kernels["instruction_set"], ", ".join(kernels["instruction_sets"])
+        said = f"plain torch: {kernels['why']}" if used is None else f"native kernels ({used}), of {others}"
+        typer.echo(f"on a CPU: {said}", err=True)

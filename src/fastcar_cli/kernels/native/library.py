@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.kernels.native.build import FOLDER, NAME, SOURCES, WHY_NOT, source_hash
+from fastcar_cli.kernels.native.build import FOLDER, NAME, SOURCES, WHY_NOT, platform_tag, source_hash
 from fastcar_cli.kernels.native.structs import STRUCTS, Linear, expect, matrix
+
+_OTHER_WHEEL = f"; with ziglang or a C++ compiler install from source, or a wheel for {platform_tag()}"
 
 
 @cache
@@ -26,11 +28,11 @@ def open_library() -> ctypes.CDLL | str:
     path, why = FOLDER / NAME, FOLDER / WHY_NOT
     if not path.is_file():
         reason = why.read_text(encoding="utf-8").strip() if why.is_file() else "run pip install -e . in the checkout"
-        return f"the native kernels are not built: {reason}"
+        return f"the native kernels are not built: {reason}{_OTHER_WHEEL if why.is_file() else ''}"
     try:
         library = ctypes.CDLL(str(path))
     except OSError as e:
-        return f"the native kernels can't be loaded: {e}"
+        return f"the native kernels can't be loaded, perhaps as another system's: {e}{_OTHER_WHEEL}"
     library.fastcar_instruction_set.argtypes = library.fastcar_kernels.argtypes = [ctypes.c_int64]
     library.fastcar_instruction_set.restype = library.fastcar_sources.restype = ctypes.c_char_p
     library.fastcar_kernels.restype = ctypes.POINTER(STRUCTS.Kernels)
@@ -68,7 +70,8 @@ def instruction_set() -> str:
     names = instruction_sets()
     wanted = os.environ.get("FASTCAR_KERNELS_ISA") or names[0]
     if wanted not in names:
-        raise UnknownInstructions(f"FASTCAR_KERNELS_ISA={wanted}: allowed here: {', '.join(names)}")
+        hint = "unset it to use the best one; plain torch needs none of them: --set runtime.executor=torch"
+        raise UnknownInstructions(f"FASTCAR_KERNELS_ISA={wanted}: allowed here: {', '.join(names)}", hint=hint)
     return wanted
 
 
