@@ -13,8 +13,7 @@ from support.tiny import tiny_model
 from fastcar_cli.checkpoints.memory_plan import Demand, cache_bytes
 from fastcar_cli.config import choices
 from fastcar_cli.decoding import trace
-from fastcar_cli.decoding.cache.kv_cache import KVCache
-from fastcar_cli.decoding.cache.kv_int8 import Int8KVCache, packed
+from fastcar_cli.decoding.kv_cache import Int8KVCache, KVCache, packed
 from fastcar_cli.decoding.prompt_rows import PromptRows
 from fastcar_cli.errors import RequestError
 from fastcar_cli.kernels import native

@@ -14,10 +14,10 @@ from torch import Tensor
 from fastcar_cli.checkpoints.memory_plan import Demand, cache_bytes
 from fastcar_cli.config.tau import Tau
 from fastcar_cli.decoding.batch import DecodeSettings
-from fastcar_cli.decoding.cache.kv_int8 import Int8KVCache
 from fastcar_cli.decoding.engine import Decode, begin
 from fastcar_cli.decoding.executors import executor as torch_executor
 from fastcar_cli.decoding.executors import native as native_executor
+from fastcar_cli.decoding.kv_cache import Int8KVCache
 from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.inputs.prompt import TokenisedClip
 from fastcar_cli.kernels import native

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.native_toys import FORMATS, Toy, random
 from torch import Tensor
 
-from fastcar_cli.decoding.cache.kv_int8 import packed
+from fastcar_cli.decoding.kv_cache import packed
 from fastcar_cli.kernels import native
 from fastcar_cli.kernels.native import DecoderPass
 

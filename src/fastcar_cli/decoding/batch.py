@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from fastcar_cli.decoding.cache.kv_cache import KVCache
-from fastcar_cli.decoding.cache.kv_int8 import Int8KVCache
 from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.draws import Draws
 from fastcar_cli.decoding.inputs import Inputs
+from fastcar_cli.decoding.kv_cache import Int8KVCache, KVCache
 from fastcar_cli.decoding.prompt_rows import Places, PromptRows
 from fastcar_cli.decoding.replay.controller import Size
 from fastcar_cli.decoding.replay.replay import Replay, ReplayRule

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.decoding.batch import Batch, Step
-from fastcar_cli.decoding.cache.kv_cache import prompt_mask
 from fastcar_cli.decoding.inputs import Inputs, Restore
+from fastcar_cli.decoding.kv_cache import prompt_mask
 from fastcar_cli.decoding.prompt_rows import PromptRows
 from fastcar_cli.models.decoder import Block, attention, rotate
 

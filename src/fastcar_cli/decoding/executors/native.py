@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fastcar_cli.decoding.batch import Batch, Step
-from fastcar_cli.decoding.cache.kv_cache import prompt_mask
 from fastcar_cli.decoding.executors.executor import HostExecutor, Passed
 from fastcar_cli.decoding.inputs import Inputs, Restore
+from fastcar_cli.decoding.kv_cache import prompt_mask
 from fastcar_cli.decoding.sampling import not_finite
 from fastcar_cli.kernels import native
 from fastcar_cli.models.decoder import KV, Block

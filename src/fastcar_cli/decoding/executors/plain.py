@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcar_cli.decoding.batch import Batch
-from fastcar_cli.decoding.cache.kv_cache import Reach
 from fastcar_cli.decoding.executors.executor import HostExecutor, Passed
 from fastcar_cli.decoding.inputs import Inputs
+from fastcar_cli.decoding.kv_cache import Reach
 from fastcar_cli.decoding.replay.replay import replays, temporal_attention_score
 from fastcar_cli.decoding.replay.scores import DEFAULT, BlockState, GateScorer, noise
 from fastcar_cli.models.decoder import rotate
