@@ -29,13 +29,12 @@ from fastcar_lab.worlds.table_actions import scene as world
 from fastcar_lab.worlds.table_actions import sessions, train_tokenizer, train_transformer
 from fastcar_lab.worlds.table_actions.codes import GROUND_CODES, PLACES, encode, object_code, objects
 from fastcar_lab.worlds.table_actions.evaluate import judge, seen_in, steps_right
+from fastcar_lab.worlds.table_actions.frames import render, watch
 from fastcar_lab.worlds.table_actions.hyperparameters import TABLE_ACTIONS, TOKENIZER
 from fastcar_lab.worlds.table_actions.learner import Learner, Logits, initialise, network_of
 from fastcar_lab.worlds.table_actions.mistakes import clips, wanted
-from fastcar_lab.worlds.table_actions.render import render
 from fastcar_lab.worlds.table_actions.samples import held_out, kept_places, play
 from fastcar_lab.worlds.table_actions.scene import Look, Scene, State, step
-from fastcar_lab.worlds.table_actions.sight import watch
 from fastcar_lab.worlds.table_actions.train_tokenizer import ActionsTokenizer, evaluate, frames_of
 from fastcar_lab.worlds.table_actions.train_transformer import ActionSettings, draw, loss_of
 from fastcar_lab.worlds.table_actions.world import TableActions, export, write
@@ -263,8 +262,9 @@ def test_the_tokenizer_draws_and_reads_what_it_has_to() -> None:
     numbers[0, 0] = -1
     for begin, value in zip((0, *begins), (0, kind, color, right, down), strict=False):
         numbers[0, begin + value, at // 8, at % 8] = 1
-    assert tokenizer.codes_of(numbers)[0, at] == code
-    assert set(evaluate(model, 4)) == {"psnr_db", "objects_psnr_db", "read_objects", "read_frames"}
+    made, choices = tokenizer.choices(numbers[0])
+    assert made.argmax() == at and (made > 0).sum() == 1 and choices[at, 1] == code and (choices[:, 0] < 32).all()
+    assert set(evaluate(tokenizer, 4)) == {"psnr_db", "objects_psnr_db", "read_objects", "read_frames"}
 
 
 def _scenes_of(codes: torch.Tensor) -> list[Scene]:

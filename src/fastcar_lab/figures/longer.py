@@ -28,11 +28,11 @@ from fastcar_lab.worlds.table.analyser.verdict import as_float
 from fastcar_lab.worlds.table.said import said_of
 from fastcar_lab.worlds.table.world import WORLD as TABLE
 from fastcar_lab.worlds.table_actions.evaluate import state_in
+from fastcar_lab.worlds.table_actions.frames import render as render_session
+from fastcar_lab.worlds.table_actions.frames import watch
 from fastcar_lab.worlds.table_actions.keys import random_keys
-from fastcar_lab.worlds.table_actions.render import render as render_session
 from fastcar_lab.worlds.table_actions.samples import scene_of
 from fastcar_lab.worlds.table_actions.scene import ACTIONS, draw_state, step
-from fastcar_lab.worlds.table_actions.sight import watch
 
 Objects = dict[tuple[str, str, str], Sequence[int]]
 BOUNDS = (8, 16, 32, 64, 128, 200, 500)  # ends of the ranges of frames that a table has

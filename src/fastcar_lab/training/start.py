@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from fastcar_cli.models.bundled.placement_map import GAIN, PlacementMap
+from fastcar_cli.models.decoder import Decoder
 from fastcar_cli.models.vila_u.network import ModelSpec, VideoModel
 from fastcar_cli.models.vila_u.rqvae import RQVAE
 
@@ -39,12 +41,29 @@ def rotation(frequencies: Tensor, offset: int) -> Tensor:
 
 
 @torch.no_grad()
+def look_back(llm: Decoder, block: int, offsets: Sequence[int], common: Tensor, sharpness: float, size: float) -> None:
+    """Let the first heads of a block look at these distances back, in place.
+
+    All inputs have the direction `common` [width], about `size` long after the norm. Query and key maps send it to a
+    fixed vector g, the query's rotated back by the offset, so that the score of the key there is about `sharpness`.
+    """
+    attention, dim = llm.blocks[block].self_attn, llm.spec.head_dim
+    for head, offset in enumerate(offsets):
+        rows = slice(head * dim, (head + 1) * dim)
+        g = torch.randn(dim)
+        g = g / g.norm()
+        # |score| at the offset: (gain * |x.c|)^2 / sqrt(d).
+        gain = math.sqrt(sharpness * math.sqrt(dim)) / size
+        q = rotation(llm.rotary.inv_freq, -offset) @ g
+        attention.q_proj.weight[rows].mul_(0.3).add_(gain * torch.outer(q, common))
+        attention.k_proj.weight[rows].mul_(0.3).add_(gain * torch.outer(g, common))
+
+
+@torch.no_grad()
 def initialise(model: VideoModel, seed: int, *, offset_blocks: int = 2, sharpness: float = 14.0) -> None:
     """Fresh weights in place: scaled normal, and heads of the first blocks that look back by `_OFFSETS`.
 
-    The projector's bias gives every visual token a common direction c. A head's query and key maps
-    send c to a fixed vector g, the query's rotated back by the offset, so that the score of the key
-    at that distance is about `sharpness` and falls off around it. The rest is learned.
+    The projector's bias gives every visual token a common direction. The rest is learned.
     """
     torch.manual_seed(seed)
     spec = model.spec.decoder
@@ -66,16 +85,7 @@ def initialise(model: VideoModel, seed: int, *, offset_blocks: int = 2, sharpnes
     projector.weight.mul_(math.sqrt(spec.width) / 4)
     projector.bias.copy_(common * scale * 0.8)
     for b in range(offset_blocks):
-        attention = model.llm.blocks[b].self_attn
-        for head, offset in enumerate(_OFFSETS):
-            rows = slice(head * spec.head_dim, (head + 1) * spec.head_dim)
-            g = torch.randn(spec.head_dim)
-            g = g / g.norm()
-            # |score| at the offset: (gain * |x.c|)^2 / sqrt(d), with |x.c| about 0.6 sqrt(width) after the norm.
-            gain = math.sqrt(sharpness * math.sqrt(spec.head_dim)) / (0.6 * scale)
-            q = rotation(model.llm.rotary.inv_freq, -offset) @ g
-            attention.q_proj.weight[rows].mul_(0.3).add_(gain * torch.outer(q, common))
-            attention.k_proj.weight[rows].mul_(0.3).add_(gain * torch.outer(g, common))
+        look_back(model.llm, b, _OFFSETS, common, sharpness, 0.6 * scale)
 
 
 def new_model(spec: ModelSpec, rqvae: RQVAE, seed: int, *, sharpness: float = 14.0) -> VideoModel:

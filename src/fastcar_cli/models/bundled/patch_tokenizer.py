@@ -117,47 +117,37 @@ class PatchTokenizer(nn.Module):
     def tokenize(self, frames: Tensor) -> Tensor:
         """Codes int64 [B, S * places] of frames float32 [B, S, 3, H, W] in 0..1."""
         flat = frames.flatten(0, 1)
-        read = [self._refined(*one) for one in zip(flat, self.encoder(flat), strict=True)]
+        read = [self._read(*one) for one in zip(flat, self.encoder(flat), strict=True)]
         return torch.stack(read).view(len(frames), -1)
 
-    def _parts(self, numbers: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """What the encoder says [B, ..., h, w] by place: of something there, the likeliest ground, numbers of parts.
-        The ground is that of all places in the same phase together.
+    def choices(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """What the encoder says [..., h, w] of a frame: of something in each place [places], and codes [places, C].
+        The codes are the likeliest ground, that of all places in the same phase together; the likeliest something; and
+        that with the second value of each part.
         """
         spec = self.spec
-        made, plain, *parts = numbers.flatten(2).transpose(1, 2).split([1, spec.plain, *spec.parts], -1)
+        made, plain, *parts = numbers.flatten(1).T.split([1, spec.plain, *spec.parts], -1)
         repeats = spec.grid // spec.period
-        grid = plain.view(-1, repeats, spec.period, repeats, spec.period, spec.plain)
-        ground = grid.sum((1, 3), keepdim=True).expand_as(grid).argmax(-1)
-        return made[..., 0], ground.reshape(made.shape[:2]), parts
+        grid = plain.unflatten(0, (repeats, spec.period, repeats, spec.period))
+        ground = grid.sum((0, 2), keepdim=True).expand_as(grid).argmax(-1).flatten()
+        number = made.new_zeros(1, spec.places, dtype=torch.int64)
+        for size, part in zip(spec.parts, parts, strict=True):
+            first, second = part.topk(2).indices.T
+            number = torch.cat([number * size + first, number[:1] * size + second])
+        return made[:, 0], torch.cat([ground[None], spec.plain + number]).T
 
-    def _number(self, values: Sequence[Tensor]) -> Tensor:
-        """The code of something with these values of its parts."""
-        number = torch.zeros_like(values[0])
-        for size, value in zip(self.spec.parts, values, strict=True):
-            number = number * size + value
-        return self.spec.plain + number
-
-    def codes_of(self, numbers: Tensor) -> Tensor:
-        """Codes int64 [B, places] of what the encoder says."""
-        made, ground, parts = self._parts(numbers)
-        return torch.where(made > 0, self._number([part.argmax(-1) for part in parts]), ground)
-
-    def _refined(self, frame: Tensor, numbers: Tensor) -> Tensor:
+    def _read(self, frame: Tensor, numbers: Tensor) -> Tensor:
         """Codes [places] of a frame [3, H, W]: those that the encoder says, changed while another one draws it better.
-        Tried are, in the places that most likely have something on them, the ground and each part's second value.
+        Other `choices` are tried in the places that most likely have something on them.
         """
-        made, ground, parts = self._parts(numbers[None])
-        likely = made[0].topk(_TRIED)
+        made, choices = self.choices(numbers)
+        likely = made.topk(_TRIED)
         places = likely.indices[likely.values > _UNLIKELY]
-        first, second = zip(*(part[0].topk(2).indices.T for part in parts), strict=True)
-        seconds = [self._number([*first[:i], second[i], *first[i + 1 :]]) for i in range(len(parts))]
-        others = torch.stack([ground[0], self._number(first), *seconds], 1)
-        codes, error = self.codes_of(numbers[None])[0], math.inf
+        codes, error = torch.where(made > 0, choices[:, 1], choices[:, 0]), math.inf
         for _ in range(_ROUNDS):
-            candidates = codes.repeat(1 + places.numel() * others.shape[1], 1)
+            candidates = codes.repeat(1 + choices[places].numel(), 1)
             rows = torch.arange(1, len(candidates), device=codes.device)
-            candidates[rows, places.repeat_interleave(others.shape[1])] = others[places].flatten()
+            candidates[rows, places.repeat_interleave(choices.shape[1])] = choices[places].flatten()
             errors = (self.compose(candidates, self.vectors[candidates]) - frame).square().mean((1, 2, 3))
             if float(errors.min()) >= error:
                 break

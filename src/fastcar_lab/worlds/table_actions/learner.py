@@ -14,7 +14,7 @@ from fastcar_cli.decoding.replay.replay import replays, temporal_attention_score
 from fastcar_cli.models.bundled.steered import Steered, SteeredSpec
 from fastcar_cli.models.decoder import Branch, Decoder, rotate
 from fastcar_lab.training.decoder import causal_attention, replay_known
-from fastcar_lab.training.start import rotation
+from fastcar_lab.training.start import look_back
 from fastcar_lab.worlds.table_actions.codes import GROUND_CODES, PLACES, SIZES
 from fastcar_lab.worlds.table_actions.hyperparameters import TABLE_ACTIONS
 
@@ -155,16 +155,8 @@ def initialise(model: Learner, seed: int, *, sharpness: float = 10.0) -> None:
         part.normal_(0.0, 0.35)
     for part in (model.outputs.ground, *model.outputs.parts, model.outputs.object):
         part.normal_(0.0, 0.02)
-    for block, offsets in zip(model.llm.blocks, _LOOKING, strict=False):
-        attention = block.self_attn
-        for head, offset in enumerate(offsets):
-            rows = slice(head * spec.head_dim, (head + 1) * spec.head_dim)
-            g = torch.randn(spec.head_dim)
-            g = g / g.norm()
-            gain = math.sqrt(sharpness * math.sqrt(spec.head_dim)) / (0.7 * scale)
-            q = rotation(model.llm.rotary.inv_freq, -offset) @ g
-            attention.q_proj.weight[rows].mul_(0.3).add_(gain * torch.outer(q, common))
-            attention.k_proj.weight[rows].mul_(0.3).add_(gain * torch.outer(g, common))
+    for block, offsets in enumerate(_LOOKING):
+        look_back(model.llm, block, offsets, common, sharpness, 0.7 * scale)
 
 
 @torch.no_grad()

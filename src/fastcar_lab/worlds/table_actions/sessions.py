@@ -12,11 +12,10 @@ import numpy as np
 from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_lab.worlds.table_actions.codes import PLACES
 from fastcar_lab.worlds.table_actions.evaluate import Seen, seen_in, steps_right
+from fastcar_lab.worlds.table_actions.frames import render, watch
 from fastcar_lab.worlds.table_actions.keys import random_keys
-from fastcar_lab.worlds.table_actions.render import render
 from fastcar_lab.worlds.table_actions.samples import scene_of
 from fastcar_lab.worlds.table_actions.scene import Scene, draw_state
-from fastcar_lab.worlds.table_actions.sight import watch
 
 LAST = 12  # frames of the end of a session that are looked at; objects may cover each other in some
 

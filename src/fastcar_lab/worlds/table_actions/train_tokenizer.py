@@ -27,9 +27,9 @@ from fastcar_lab.training.tokenizer import TrainedTokenizer
 from fastcar_lab.worlds.table.ground import ground
 from fastcar_lab.worlds.table.scene import GROUNDS, LIGHTS
 from fastcar_lab.worlds.table_actions.codes import GROUND_CODES, SIZES, TILES, encode
+from fastcar_lab.worlds.table_actions.frames import render
 from fastcar_lab.worlds.table_actions.hyperparameters import TOKENIZER
 from fastcar_lab.worlds.table_actions.learner import split
-from fastcar_lab.worlds.table_actions.render import render
 from fastcar_lab.worlds.table_actions.samples import play, scene_of
 from fastcar_lab.worlds.table_actions.scene import draw_state
 
@@ -139,12 +139,11 @@ def reading_loss(numbers: Tensor, codes: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def evaluate(model: ActionsTokenizer, count: int = 64, seed: int = 999) -> dict[str, float]:
+def evaluate(tokenizer: PatchTokenizer, count: int = 64, seed: int = 999) -> dict[str, float]:
     """On held-out scenes: PSNR (dB) of drawn frames over all pixels and over those that are no plain ground, and shares
     of codes of objects and of whole frames that are read rightly.
     """
     frames, codes = frames_of(random.Random(seed), count, kept_out=True)
-    tokenizer = model.finished()
     drawn = tokenizer.draw(codes).round().numpy()
     errors = np.square(drawn - frames.astype(np.float32)).mean(-1)
     empty = _empty(tokenizer, codes)
@@ -214,7 +213,7 @@ def train(
         nonlocal began
         if (step + 1) % 250 == 0 or step + 1 == steps:
             state["seconds"] += time.monotonic() - began
-            row = {"step": step + 1, **state, **evaluate(model)}
+            row = {"step": step + 1, **state, **evaluate(model.finished())}
             with (out / "tokenizer.jsonl").open("a", encoding="utf-8") as f:
                 f.write(json.dumps(row) + "\n")
             watch.log(" ".join(f"{k} {v:.4g}" for k, v in row.items()))

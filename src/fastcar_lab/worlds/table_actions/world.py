@@ -13,18 +13,18 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from fastcar_cli.checkpoints.open import load
 from fastcar_cli.inputs.prompt import Clip, Prompt
-from fastcar_cli.models.bundled.steered import SteeredSpec
+from fastcar_cli.models.bundled.steered import Steered, SteeredSpec
 from fastcar_cli.models.bundled.steered_checkpoint import FORMAT
 from fastcar_lab.training.stages import Training, one_file
 from fastcar_lab.worlds.protocol import Video
 from fastcar_lab.worlds.table_actions.evaluate import judge
+from fastcar_lab.worlds.table_actions.frames import render, watch
 from fastcar_lab.worlds.table_actions.hyperparameters import TABLE_ACTIONS
 from fastcar_lab.worlds.table_actions.learner import Learner, network_of
-from fastcar_lab.worlds.table_actions.render import render
 from fastcar_lab.worlds.table_actions.samples import Session, play
 from fastcar_lab.worlds.table_actions.scene import ACTIONS
-from fastcar_lab.worlds.table_actions.sight import watch
 from fastcar_lab.worlds.table_actions.train_tokenizer import ActionsTokenizer, evaluate
 
 STEPS, REST = 16, TABLE_ACTIONS.context - 1
@@ -88,7 +88,8 @@ class TableActions:
     def tokenizer_quality(self, tokenizer: str, count: int, seed: int) -> dict[str, Any]:
         """See `World`."""
         file = Path(tokenizer)
-        made = ActionsTokenizer.load(file) if file.is_file() else ActionsTokenizer.of_model(tokenizer)
+        network = None if file.is_file() else load(tokenizer).network
+        made = network.tokenizer if isinstance(network, Steered) else ActionsTokenizer.load(file).finished()
         return evaluate(made, count, seed)
 
 
