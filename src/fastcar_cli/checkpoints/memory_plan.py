@@ -86,8 +86,8 @@ def gib(size: int) -> str:
 
 def available_bytes(device: str) -> int:
     """Free memory of a device: of the GPU, or of the machine and the process's control groups."""
-    if device.startswith("cuda"):
-        return int(torch.cuda.mem_get_info(torch.device(device))[0])
+    if device.startswith(("cuda", "xpu")):
+        return int(torch.get_device_module(device).mem_get_info(torch.device(device))[0])
     require_proc()
     return free_memory(int(psutil.virtual_memory().available))
 
@@ -196,7 +196,7 @@ def make_plan(network: Network, form: WeightFormat, demand: Demand, device: str)
 
 def default_dtype(device: str) -> str:
     """The default float dtype of a device; on a GPU the one that its hardware multiplies."""
-    if device == "cpu":
+    if not device.startswith("cuda"):
         return "float32"
     with torch.cuda.device(torch.device(device)):
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"

@@ -11,7 +11,7 @@ from fastcar_cli.config.lists import digits
 from fastcar_cli.config.tau import OFF, Tau
 
 SIZES = r"^[1-9]\d{0,5}x[1-9]\d{0,5}$"
-DEVICES = r"^(auto|cpu|cuda(:\d+)?)$"
+DEVICES = r"^(auto|cpu|mps|(cuda|xpu)(:\d+)?)$"
 MODELS = (
     "bundled model (mini, table, table-dense, table-actions), name of the hub (vila-u-7b, ivideogpt-..., "
     "rt1-world-model-..., cosmos-predict1-...; NAME@REVISION), or model folder"
@@ -179,7 +179,7 @@ class BackendKeys(Section):
 class RuntimeKeys(Section):
     """Device, precision and executor."""
 
-    device: str = setting("auto", "device: auto, cpu, cuda or cuda:N", pattern=DEVICES)
+    device: str = setting("auto", "device: auto, cpu, cuda, cuda:N; mps or xpu, in plain torch", pattern=DEVICES)
     dtype: choices.Dtype = setting("auto", "format of the weights; a converted model's is fixed", common=True)
     pixel_dtype: choices.PixelDtype = setting("float32", "dtype of the pixel decoder; bfloat16 for video tokenizers")
     tokenizer: str | None = setting(

@@ -201,15 +201,17 @@ def _draft_length(config: RunConfig, frame: int) -> int:
 def resolve_device(device: str) -> str:
     """The torch device of a request; `auto` takes a GPU where there is one. Raises RequestError for others."""
     if not re.fullmatch(DEVICES, device):
-        raise RequestError("unknown", key="device", value=device, allowed="auto, cpu, cuda or cuda:N")
+        raise RequestError("unknown", key="device", value=device, allowed="auto, cpu, cuda, cuda:N, mps, xpu, xpu:N")
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda"):
-        if not torch.cuda.is_available():
-            raise RequestError("no CUDA device here", key="device", value=device, allowed="cpu, auto")
-        index = int(device.partition(":")[2] or 0)
-        if index >= torch.cuda.device_count():
-            said = f"there are {torch.cuda.device_count()} CUDA devices, numbered from 0"
+    kind, _, index = device.partition(":")
+    if kind != "cpu":
+        count = torch.get_device_module(kind).device_count()
+        if not count:
+            said = f"torch {torch.__version__} offers no {kind.upper()} device here"
+            raise RequestError(said, key="device", value=device, allowed="cpu, auto")
+        if int(index or 0) >= count:
+            said = f"there are {count} {kind.upper()} devices, numbered from 0"
             raise RequestError(said, key="device", value=device)
     return device
 

@@ -143,6 +143,7 @@ def _marked(decode: Decode) -> Iterator[dict[str, float]]:
             event.record()
             marks.append((name, event))
         else:
+            synchronise(device)
             marks.append((name, time.perf_counter()))
 
     def before(module: nn.Module, name: str) -> None:

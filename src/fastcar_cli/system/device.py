@@ -72,6 +72,8 @@ def synchronise(device: torch.device) -> None:
     """Wait for a GPU's pending work, so that timings are right; nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    elif device.type in ("mps", "xpu"):
+        torch.get_device_module(device).synchronize()
 
 
 def out_of_memory(error: BaseException) -> bool:
