@@ -31,10 +31,9 @@ def _relative(measured: Tensor, wanted: Tensor) -> float:
 
 
 def errors(measured: Trace, wanted: Trace) -> dict[str, float]:
-    """Relative errors of hidden states and logits, that of scores in their own unit, and decisions that differ.
-
-    Logits are compared around the mean of each draw, which no probability depends on. `same_first`: draws whose
-    likeliest code is the same. `flipped`: scores that lie on the other side of the median score of their layer.
+    """Relative errors of hidden states and logits, that of scores in their own unit, and decisions that differ. Logits
+    are compared around the mean of each draw, which no probability depends on. `same_first`: draws whose likeliest code
+    is the same. `flipped`: scores that lie on the other side of the median score of their layer.
     """
     a, b = (run.logits - run.logits.mean(-1, keepdim=True) for run in (measured, wanted))
     known = ~wanted.tas.isnan()

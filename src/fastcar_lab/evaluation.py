@@ -39,10 +39,9 @@ def generate_videos(
 def fidelity(
     world: World, pipe: VideoPipeline, count: int, seed: int, batch: int = 40, reference: Video | None = None
 ) -> tuple[dict[str, Any], Video]:
-    """How right videos of held-out scenes are, with replay ratios, and the videos.
-
-    With reference videos (the dense ones of the same seeds) also the PSNR (dB) of the mean squared error over all
-    frames that are decoded, and the share of videos that are the same.
+    """How right videos of held-out scenes are, with replay ratios, and the videos. With reference videos (the dense
+    ones of the same seeds) also the PSNR (dB) of the mean squared error over all frames that are decoded, and the share
+    of videos that are the same.
     """
     scenes, prompts = zip(*world.held_out(count, seed), strict=True)
     videos, replay = generate_videos(pipe, prompts, [seed * 100_003 + i for i in range(count)], batch)
@@ -67,10 +66,9 @@ def evaluate(
     tokenizer: str | None = None,
     truth: bool = False,
 ) -> dict[str, Any]:
-    """The document of `fastcar lab evaluate`: a row of `fidelity` for each setting of replay, `tau` or `ratio`.
-
-    Rows after a dense one (tau off) are compared with it. `truth` judges rendered videos, `tokenizer` measures that of
-    a model or a file.
+    """The document of `fastcar lab evaluate`: a row of `fidelity` for each setting of replay, `tau` or `ratio`. Rows
+    after a dense one (tau off) are compared with it. `truth` judges rendered videos, `tokenizer` measures that of a
+    model or a file.
     """
     result: dict[str, Any] = {
         "world": world.name,

@@ -61,7 +61,6 @@ class Built:
 
 def compare_layers(folder: Path, preset: Preset, layers: Sequence[MLPLayer]) -> str:
     """Run whole layers on the cores of a preset: what the harness says of rows' cycles and outputs, the emulator's.
-
     Raises RequestError where a program is missing or for layers that layer.sv can't run, RunError where it can't be
     built, and for the first difference.
     """

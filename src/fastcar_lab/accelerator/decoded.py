@@ -120,11 +120,9 @@ def layer_of(preset: Preset, tokens: Sequence[Token]) -> MLPLayer:
 
 
 def hold(folder: Path, model: str, preset: Preset, every: int, seed: int) -> tuple[dict[str, int], str, str | None]:
-    """Build what lies in `folder`, or is written there, and compare the MLPs of a decode.
-
-    Returns how many MLPs and numbers of each kind were equal, what was said of whole layers, and why none ran, if so.
-    Raises RequestError for a preset of another format or a decode without such a pass, RunError for the first number
-    that is not equal.
+    """Build what lies in `folder`, or is written there, and compare the MLPs of a decode. Returns how many MLPs and
+    numbers of each kind were equal, what was said of whole layers, and why none ran, if so. Raises RequestError for a
+    preset of another format or a decode without such a pass, RunError for the first number that is not equal.
     """
     if preset.format.kind != "int8-exact":
         raise RequestError(f"preset {preset.name} has format {preset.format.kind}, needed: int8-exact")

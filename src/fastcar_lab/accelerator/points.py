@@ -39,10 +39,9 @@ PUBLISHED: dict[tuple[str, Next], tuple[float, str]] = {
 
 
 def closed(name: str, order: Next) -> float:
-    """The share by formula: bursts apart by tCCD, all quiet for tRFC and until a row is open again.
-
-    Rows are opened meanwhile, as enough requests are under way; those of one bank between the last read of one and the
-    first of the next.
+    """The share by formula: bursts apart by tCCD, all quiet for tRFC and until a row is open again. Rows are opened
+    meanwhile, as enough requests are under way; those of one bank between the last read of one and the first of the
+    next.
     """
     part, t = load_part(name), load_part(name).timing
     clock, columns = 2e3 / part.rate, part.row * 8 // (part.width * part.burst)

@@ -79,10 +79,9 @@ def emulate_table(preset: Preset) -> list[dict[str, Any]]:
 
 
 def fit(preset: Preset, used: Sequence[int] = range(7)) -> tuple[float, float]:
-    """(utilisation, seconds of the rest a step) that fit these rows of the table best, by relative error.
-
-    Latency is linear in 1 / utilisation and in the rest, apart from the tiles' rounding; both are solved
-    for by least squares from the emulation at the preset's own values.
+    """(utilisation, seconds of the rest a step) that fit these rows of the table best, by relative error. Latency is
+    linear in 1 / utilisation and in the rest, apart from the tiles' rounding; both are solved for by least squares from
+    the emulation at the preset's own values.
     """
     rows = emulate_table(preset)
     steps = FRAMES * full_spec().tokens_per_frame - 1

@@ -277,10 +277,9 @@ def _outcome(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, 
 
 
 def check(plan: Plan, on_part: Callable[[str, dict[str, Any]], None] = lambda name, result: None) -> dict[str, Any]:
-    """Run every part; one that fails is reported with its reason, and the others still run.
-
-    Returns device, commit and `parts` by name: `ok` (None: could not run), seconds, and what each found. `on_part` is
-    called with the name of each part that is done and all that is known then.
+    """Run every part; one that fails is reported with its reason, and the others still run. Returns device, commit and
+    `parts` by name: `ok` (None: could not run), seconds, and what each found. `on_part` is called with the name of each
+    part that is done and all that is known then.
     """
     began, device = time.perf_counter(), torch.device(plan.device)
     # A small copy of a GPU ends before the host has noticed.

@@ -149,10 +149,9 @@ def _pieces(plan: WholeVideo, total: int, spec: Spec) -> list[tuple[int, int]]:
 
 
 def _timed(decode: Decode, pieces: list[tuple[int, int]], *, shown: bool, warm_up: bool) -> Iterator[dict[str, float]]:
-    """Decode the pieces in turn, and where `shown` a frame's pixels behind each; seconds and bytes of each.
-
-    With `warm_up` a pass before the first piece is not counted: it maps weights and touches memory for the first time,
-    which a whole video does once.
+    """Decode the pieces in turn, and where `shown` a frame's pixels behind each; seconds and bytes of each. With
+    `warm_up` a pass before the first piece is not counted: it maps weights and touches memory for the first time, which
+    a whole video does once.
     """
     clock, n, left = decode.clock, decode.frame, list(pieces)
     before, begin, seen = (0.0, 0.0, 0.0), pieces[0][0], 0

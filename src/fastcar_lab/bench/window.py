@@ -152,10 +152,9 @@ def measure(
 def measure_drafts(
     plan: Benchmark, windows: Sequence[int], accept: float, on_progress: Callable[[int, int], None] = lambda *_: None
 ) -> dict[str, Any]:
-    """What `measure` says of one token and of these windows, and what drafts bring.
-
-    Each line has besides: `cost`, the pass at the model's full depth and its draws in those of one token;
-    `tokens_per_pass`, where each draft is right with probability `accept`; and `speedup`.
+    """What `measure` says of one token and of these windows, and what drafts bring. Each line has besides: `cost`, the
+    pass at the model's full depth and its draws in those of one token; `tokens_per_pass`, where each draft is right
+    with probability `accept`; and `speedup`.
     """
     result = measure(plan, list(dict.fromkeys((1, *windows))), on_progress)
     scale = 1.0 if plan.whole else plan.spec.decoder.layers / plan.layers

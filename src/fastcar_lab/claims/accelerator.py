@@ -35,10 +35,9 @@ def stretched(bits: Bits, layers: int) -> Bits:
 
 
 def batches(study: Study, cells: Sequence[dict[str, Any]], folder: str = MAIN) -> dict[str, Bits]:
-    """Decisions [layers, rows, passes] of videos decoded side by side, by the prompts that share a batch.
-
-    Videos join in their order until a batch has ROWS rows; what is left joins the last one. Guided rows keep their
-    pairs: conditional rows first.
+    """Decisions [layers, rows, passes] of videos decoded side by side, by the prompts that share a batch. Videos join
+    in their order until a batch has ROWS rows; what is left joins the last one. Guided rows keep their pairs:
+    conditional rows first.
     """
     groups: list[list[tuple[str, Bits]]] = [[]]
     for cell in cells:

@@ -98,19 +98,17 @@ def judge(study: Study) -> Finding:
 
 def _verdict(area: dict[str, Any], margins: dict[str, Estimate]) -> tuple[str, str]:
     """Good: clearly better than random, and no score that costs as little is clearly better."""
-    sorts, keeps = difference(area[DEFAULT], area["random"]).above_zero, margins["random"].above_zero
+    sorts = difference(area[DEFAULT], area["random"]).above_zero
     better = [n for n in CHEAP if margins[n].below_zero]
     sharper = [n for n in CHEAP if difference(area[DEFAULT], area[n]).below_zero]
-    words = f"Against random TAS is {_word(margins['random'])} in quality there"
+    keeps, worse = margins["random"].above_zero, margins["random"].below_zero
+    word = "clearly better" if keeps else "clearly worse" if worse else "not distinguishable"
+    words = f"Against random TAS is {word} in quality there"
     words += f"; clearly better than TAS: {', '.join(better)}" if better else "; no cheap score is clearly better there"
     words += f"; {', '.join(sharper)} show{'s' * (len(sharper) == 1)} change clearly better." if sharper else "."
     if not sorts and not keeps:
         return FAILS, words
     return (HOLDS if sorts and keeps and not better else PART), words
-
-
-def _word(margin: Estimate) -> str:
-    return "clearly better" if margin.above_zero else "clearly worse" if margin.below_zero else "not distinguishable"
 
 
 def _draw(figure: Any, rows: list[dict[str, Any]], key: str, label: str, least: float) -> None:

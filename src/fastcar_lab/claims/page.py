@@ -32,10 +32,9 @@ def _plain(data: Any) -> Any:
 def write(
     folder: Path, findings: Sequence[Finding], made: dict[str, Any], others: Mapping[int, str] | None = None
 ) -> Path:
-    """Write every file of some findings; the path of the page.
-
-    `made` says how: command, machine, commit, versions. `others` are titles of claims that were not requested.
-    Raises RunError where a file can't be written, RequestError where matplotlib is missing.
+    """Write every file of some findings; the path of the page. `made` says how: command, machine, commit, versions.
+    `others` are titles of claims that were not requested. Raises RunError where a file can't be written, RequestError
+    where matplotlib is missing.
     """
     parts: dict[int, list[str]] = {}
     for finding in findings:

@@ -36,10 +36,9 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Job:
-    """Cells that a claim needs: the folder's name, keys of the configuration that make it another, and axes.
-
-    `axes` are those of a sweep's grid, and its repeats. `prompts`: how many of the study's prompts are decoded at most,
-    from the first on. `observe`: every token of the dense videos, see `Study.observed`.
+    """Cells that a claim needs: the folder's name, keys of the configuration that make it another, and axes. `axes` are
+    those of a sweep's grid, and its repeats. `prompts`: how many of the study's prompts are decoded at most, from the
+    first on. `observe`: every token of the dense videos, see `Study.observed`.
     """
 
     folder: str = MAIN

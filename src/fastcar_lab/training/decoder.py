@@ -66,10 +66,9 @@ class TrainSettings:
 
 
 def replay_known(outputs: Tensor, hits: Tensor, n: int) -> Tensor:
-    """MLP outputs used where all are computed at once and some replay (a teacher-forced run, as in training).
-
-    outputs [B, S, width] of S visual tokens in frames of n; hits bool [B, S - n] says which of the tokens
-    from n on replay. What a frame used is what the next one may replay, so chains are right.
+    """MLP outputs used where all are computed at once and some replay (a teacher-forced run, as in training). outputs
+    [B, S, width] of S visual tokens in frames of n; hits bool [B, S - n] says which of the tokens from n on replay.
+    What a frame used is what the next one may replay, so chains are right.
     """
     frames = [outputs[:, :n]]
     for begin in range(n, outputs.shape[1], n):

@@ -47,9 +47,8 @@ def remaining_steps(
     state: dict[str, Any],
     watch: Watch,
 ) -> Iterator[int]:
-    """Numbers of the steps still to do, from 0 to total - 1; the caller does each before it takes the next.
-
-    A checkpoint that is there is read into `model`, `optimizers` and `state` first, and a finished one gives no step.
+    """Numbers of the steps still to do, from 0 to total - 1; the caller does each before it takes the next. A
+    checkpoint that is there is read into `model`, `optimizers` and `state` first, and a finished one gives no step.
     Raises OutOfTime at the deadline, and RequestError where the checkpoint was made with other settings.
     """
     first = 0

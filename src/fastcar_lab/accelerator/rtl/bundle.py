@@ -81,10 +81,9 @@ def _bound(preset: Preset, part: str, order: Order, port_clock: float) -> Preset
 
 
 def others(preset: Preset) -> dict[str, Preset]:
-    """Two more accelerators by folder, whose DRS does what the preset's leaves out, so that a fault there shows.
-
-    Cores and queues in no power of two, the other way to drop, paced packets, a jump of one cycle, a longer mapping,
-    and weights that each core streams for itself, or that are sent when every core has room.
+    """Two more accelerators by folder, whose DRS does what the preset's leaves out, so that a fault there shows. Cores
+    and queues in no power of two, the other way to drop, paced packets, a jump of one cycle, a longer mapping, and
+    weights that each core streams for itself, or that are sent when every core has room.
     """
 
     def variant(

@@ -32,10 +32,9 @@ def counts(program: Program) -> dict[str, int]:
 
 
 def words_of(program: Program, rates: Rates) -> list[int]:
-    """The packet of row 0: a header and a word an instruction, 64 bits each (layout: sequencer.sv).
-
-    What an instruction waits for is written as how many of another unit must be done, since units run in
-    order. Raises RequestError where a number does not fit its field.
+    """The packet of row 0: a header and a word an instruction, 64 bits each (layout: sequencer.sv). What an instruction
+    waits for is written as how many of another unit must be done, since units run in order. Raises RequestError where a
+    number does not fit its field.
     """
     count = counts(program)
     if len(program.instructions) >= 1 << _COUNT_BITS:

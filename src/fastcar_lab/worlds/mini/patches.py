@@ -42,10 +42,9 @@ def _looks(shape: str, pose: Pose, facing: int) -> tuple[NDArray[np.float32], tu
 
 @dataclass(frozen=True)
 class Dictionary:
-    """Every distinct patch of the world and its code vectors.
-
-    `masks` maps the look of a patch to its code, `palettes` (kind, colour, background) to its own;
-    `vectors` is float32 [depth 2, codes, width], unused rows zero; `used` bool [2, codes].
+    """Every distinct patch of the world and its code vectors. `masks` maps the look of a patch to its code, `palettes`
+    (kind, colour, background) to its own; `vectors` is float32 [depth 2, codes, width], unused rows zero; `used` bool
+    [2, codes].
     """
 
     masks: dict[bytes, int]
@@ -66,11 +65,9 @@ def _palette(kind: int, color: str, where: str) -> tuple[int, str, str]:
 
 @functools.cache
 def build_dictionary(codes: int, width: int, seed: int = 0) -> Dictionary:
-    """Enumerate the patches of the world and place their code vectors.
-
-    A mask's vector is its look in the principal components of all looks, so masks that look alike
-    lie close together; a palette's is its colours and kind. Both are scaled to unit variance a
-    leading component. Raises ValueError where there are more patches than `codes`.
+    """Enumerate the patches of the world and place their code vectors. A mask's vector is its look in the principal
+    components of all looks, so masks that look alike lie close together; a palette's is its colours and kind. Both are
+    scaled to unit variance a leading component. Raises ValueError where there are more patches than `codes`.
     """
     masks: dict[bytes, int] = {}
     looks: list[NDArray[np.float32]] = []

@@ -54,10 +54,9 @@ def _mixed(seed: int, number: int) -> NDArray[np.uint8]:
 
 
 class Pool:
-    """Clips and as many mixtures of single frames (`_mixed`), of which the newest replace the oldest.
-
-    They have the numbers of the last steps, so what it holds follows from seed and step alone. `patches` uint8 [size,
-    16 * 64, 768]. With `encode`, which makes codes [16, 64, depth] of a clip, it knows those too.
+    """Clips and as many mixtures of single frames (`_mixed`), of which the newest replace the oldest. They have the
+    numbers of the last steps, so what it holds follows from seed and step alone. `patches` uint8 [size, 16 * 64, 768].
+    With `encode`, which makes codes [16, 64, depth] of a clip, it knows those too.
     """
 
     def __init__(

@@ -49,11 +49,7 @@ def looks_of(thing: Thing) -> dict[str, str]:
     return {"size": thing.size, "color": thing.color, "material": thing.material}
 
 
-def of_camera(scene: Scene) -> tuple[str, ...]:
-    """How fast the camera pans, and from where on the ground."""
-    return (f"pan {scene.pan}", f"ground {scene.offset // STEP}") if scene.pan else ()
-
-
 def of_scene(scene: Scene) -> list[tuple[str, ...]]:
     """The placement of a scene: tokens of each thing in the order of the caption, then the camera's."""
-    return [*(of_thing(t) for t in scene.things), of_camera(scene)]
+    camera = (f"pan {scene.pan}", f"ground {scene.offset // STEP}") if scene.pan else ()
+    return [*(of_thing(t) for t in scene.things), camera]

@@ -36,10 +36,9 @@ class SaidThing:
 
 @dataclass(frozen=True)
 class Said:
-    """All of it; None is what nothing is said of.
-
-    `camera` is the sign of its motion to the right. `relation` is how the first object meets the second: hits, chain
-    (which hits the third), in_front_of or behind (passing it), left_of, right_of, or none.
+    """All of it; None is what nothing is said of. `camera` is the sign of its motion to the right. `relation` is how
+    the first object meets the second: hits, chain (which hits the third), in_front_of or behind (passing it), left_of,
+    right_of, or none.
     """
 
     things: tuple[SaidThing, ...]
@@ -78,10 +77,9 @@ def said_of(scene: Scene) -> Said:
 
 
 def said_in(tokens: Sequence[str]) -> Said:
-    """What the tokens of a caption say, read from left to right; tokens are those of `lexicon.PHRASES`.
-
-    Words for looks belong to the next object named, words for deeds to the last one. What is hit or passed stands
-    still, if nothing else is said of it.
+    """What the tokens of a caption say, read from left to right; tokens are those of `lexicon.PHRASES`. Words for looks
+    belong to the next object named, words for deeds to the last one. What is hit or passed stands still, if nothing
+    else is said of it.
     """
     things: list[SaidThing] = []
     looks: dict[str, str] = {}

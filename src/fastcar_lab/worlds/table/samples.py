@@ -24,11 +24,9 @@ from fastcar_lab.worlds.table.tokenizer import PATCH, TableTokenizer
 
 @dataclass(frozen=True)
 class Batch:
-    """Clips of a batch of videos.
-
-    text [B, P] token ids; placed [B, P] those whose placements are used; codes [B, T*N, depth]; begins [B] the
-    frame of the video each clip begins with; busy [B, T*N] where objects or shadows are, or were a frame before; kept
-    [B, K] the tokens to draw.
+    """Clips of a batch of videos. text [B, P] token ids; placed [B, P] those whose placements are used; codes [B, T*N,
+    depth]; begins [B] the frame of the video each clip begins with; busy [B, T*N] where objects or shadows are, or were
+    a frame before; kept [B, K] the tokens to draw.
     """
 
     text: Tensor
@@ -44,9 +42,8 @@ class Batch:
 
 
 def around_things(busy: Tensor, count: int, grid: tuple[int, int], rng: random.Random) -> Tensor:
-    """Tokens [T * count] of the same `count` places of each frame: those with something in them, and next to such.
-
-    busy [T*N] says where things are. What room is left goes to places of the ground at random, and where there is not
+    """Tokens [T * count] of the same `count` places of each frame: those with something in them, and next to such. busy
+    [T*N] says where things are. What room is left goes to places of the ground at random, and where there is not
     enough, places are left out at random. The first place is always among them.
     """
     h, w = grid

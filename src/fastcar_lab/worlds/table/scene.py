@@ -37,10 +37,9 @@ LIGHTS: dict[str, tuple[float, float, float]] = {"day": (1.0, 1.0, 1.0), "dusk":
 
 @dataclass(frozen=True)
 class Thing:
-    """One object: what it is, and how it begins.
-
-    `x`, `y` in px at frame 0; `vx`, `vy` px a frame; `turn` in steps of 15 degrees and `spin` in steps
-    a frame; `hop` is the speed in px a frame with which it leaves the ground, 0 where it does not.
+    """One object: what it is, and how it begins. `x`, `y` in px at frame 0; `vx`, `vy` px a frame; `turn` in steps of
+    15 degrees and `spin` in steps a frame; `hop` is the speed in px a frame with which it leaves the ground, 0 where it
+    does not.
     """
 
     shape: str

@@ -137,7 +137,6 @@ def predict_aligned(model: VideoModel, batch: Batch) -> None:
 @torch.no_grad()
 def heed_words(model: VideoModel, words: Sequence[int], *, sharpness: float = 16.0) -> None:
     """Set weights in place so that the last head of the first two blocks looks at the caption's words, all alike.
-
     `words` are the ids that say something. They get a direction in common, which those heads' keys send to the pair of
     numbers that rotates slowest, and so do their queries with what all visual tokens have in common.
     """

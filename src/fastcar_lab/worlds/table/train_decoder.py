@@ -74,10 +74,9 @@ class TableSettings(TrainSettings):
     evaluate_every: int = 250
 
     def replay_stage(self) -> TableSettings:
-        """The same for the replay stage: gentler, longer clips, with the replay rule, other random numbers.
-
-        Few videos replay everything, unlike those of `mini`: what moves here cannot be drawn without an MLP. That TAS
-        says what changes counts for more, as it is all that keeps moving tokens from being replayed.
+        """The same for the replay stage: gentler, longer clips, with the replay rule, other random numbers. Few videos
+        replay everything, unlike those of `mini`: what moves here cannot be drawn without an MLP. That TAS says what
+        changes counts for more, as it is all that keeps moving tokens from being replayed.
         """
         gentler = replace(self, replay=True, muon_lr=1e-2, lr=2e-3, seed=self.seed + 1)
         # Longer clips, fewer of them.
@@ -203,10 +202,9 @@ def loss_of(
 def validate(
     model: VideoModel, clips: Clips, settings: TableSettings, videos: int = 16, seed: int = 5
 ) -> dict[str, float]:
-    """Losses (nats a code) on held-out scenes, and how much they rise when one word of the caption is swapped.
-
-    `first` is over tokens with objects in the first frame, `later` over those of frames 1 to 5, `ground`
-    over the rest; gaps are of both together, over the captions that hold such a word.
+    """Losses (nats a code) on held-out scenes, and how much they rise when one word of the caption is swapped. `first`
+    is over tokens with objects in the first frame, `later` over those of frames 1 to 5, `ground` over the rest; gaps
+    are of both together, over the captions that hold such a word.
     """
     batch, _ = clips.draw(videos, 6, random.Random(seed), kept_out=True, late=0.0)
     batch = batch.to(settings.device)

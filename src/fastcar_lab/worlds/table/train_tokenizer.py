@@ -204,10 +204,9 @@ def standardise(model: TableTokenizer, patches: Tensor) -> None:
 
 
 def train(out: Path, stage: str, settings: TokenizerSettings, *, watch: Watch = Watch()) -> TableTokenizer:
-    """Train a stage, `codes` or `pixels`, in folder `out`; a stopped stage resumes from its checkpoint.
-
-    Writes `codes.pt` or `pixels.pt` (everything to resume from), `tokenizer.jsonl` (one line an evaluation)
-    and, when the stage is done, `codes.safetensors`, with which `pixels` begins, or `tokenizer.safetensors`.
+    """Train a stage, `codes` or `pixels`, in folder `out`; a stopped stage resumes from its checkpoint. Writes
+    `codes.pt` or `pixels.pt` (everything to resume from), `tokenizer.jsonl` (one line an evaluation) and, when the
+    stage is done, `codes.safetensors`, with which `pixels` begins, or `tokenizer.safetensors`.
     """
     out.mkdir(parents=True, exist_ok=True)
     first = stage == "codes"

@@ -97,9 +97,8 @@ def errors(
     padded: Array, t: Template, xs: range, ys: range, hidden: NDArray[np.bool_] | None = None
 ) -> tuple[Array, Array]:
     """Mean capped difference of the visible solid pixels, and their number, at places (ys, xs): two arrays [y, x].
-
-    `padded` is a padded frame; `hidden` [128, 128] says where something in front hides the object.
-    Places must keep the template within the margin.
+    `padded` is a padded frame; `hidden` [128, 128] says where something in front hides the object. Places must keep the
+    template within the margin.
     """
     difference, index = _differences(padded, t, xs, ys)
     seen = ~np.isnan(difference)
@@ -113,9 +112,8 @@ def errors(
 
 def unexplained(padded: Array, grey: Array, t: Template, xs: range, ys: range) -> Array:
     """By how much a template explains a frame better than the ground does, in pixels, negative, at places [y, x].
-
-    `padded` is a padded frame, `grey` its padded strangeness, NaN where something else is. What a small template
-    leaves outside of it, or a large one covers that is ground, counts against it.
+    `padded` is a padded frame, `grey` its padded strangeness, NaN where something else is. What a small template leaves
+    outside of it, or a large one covers that is ground, counts against it.
     """
     difference, index = _differences(padded, t, xs, ys)
     difference *= np.float32(1 / 3)

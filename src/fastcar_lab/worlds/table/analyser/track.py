@@ -62,10 +62,6 @@ class Track:
         return x, y
 
 
-def _outside(x: int, y: int) -> bool:
-    return not (-6 <= x < SIDE + 6 and -6 <= y < SIDE + 24)
-
-
 def _leaving(track: Track, backdrop: Backdrop) -> bool:
     """Whether an object that was last seen on its way out of the frame is mostly out of it two frames later."""
     seen = [(k, p) for k, p in enumerate(track.at) if p is not None][-3:]
@@ -89,7 +85,7 @@ def _covered(state: Iterable[State], light: str) -> NDArray[np.bool_]:
 
 
 def _hiding(state: list[State], light: str, own: int) -> NDArray[np.bool_]:
-    """Pixels [128, 128] hidden by objects whose foot is lower in the picture than object `own`'s."""
+    """Pixels [128, 128] hidden by objects whose foot is lower in the frame than object `own`'s."""
     return dilated(_covered((s for s in state if s[3] > state[own][3]), light))
 
 
@@ -105,10 +101,9 @@ def _veiled(grey: Array, hidden: NDArray[np.bool_]) -> Array:
 def _locate(
     padded: Array, grey: Array, light: str, track: Track, hidden: NDArray[np.bool_]
 ) -> tuple[float, int, int, int, float]:
-    """(error, x, y, turn, share seen) of an object near its last and its expected place.
-
-    The error is 1 where the ground alone explains better what is seen there, so that an object whose colour is not far
-    from the ground's isn't taken to be where nothing is.
+    """(error, x, y, turn, share seen) of an object near its last and its expected place. The error is 1 where the
+    ground alone explains better what is seen there, so that an object whose colour is not far from the ground's isn't
+    taken to be where nothing is.
     """
     guess = track.expected()
     x0, y0, turn0 = track.last()
@@ -142,10 +137,9 @@ def _locate(
 
 
 def _compare(padded: Array, grey: Array, light: str, track: Track, t: int) -> None:
-    """Note how well every colour, material, shape and size fits in frame t.
-
-    Forms differ by little more than their edges, so they count by what they leave unexplained, as share of the object:
-    the object's pixels outside of a form count as much as ground inside of it.
+    """Note how well every colour, material, shape and size fits in frame t. Forms differ by little more than their
+    edges, so they count by what they leave unexplained, as share of the object: the object's pixels outside of a form
+    count as much as ground inside of it.
     """
     place = track.at[t]
     assert place is not None
@@ -206,7 +200,7 @@ def follow(frames: Array, backdrop: Backdrop) -> tuple[list[Track], list[str]]:
                 # Out of sight: behind something, or out of the frame.
                 x, y = where[2], where[3]
                 track.at.append((x, y, where[1]))
-                track.gone = _outside(x, y)
+                track.gone = not (-6 <= x < SIDE + 6 and -6 <= y < SIDE + 24)
             elif error > _LOST:
                 track.at.append(None)
                 lost.append(track)

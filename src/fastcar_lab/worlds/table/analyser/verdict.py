@@ -27,11 +27,9 @@ _TOUCH = 5.0  # pixels between two objects that touch, for errors of both places
 
 @dataclass(frozen=True)
 class TrackedObject:
-    """One object of a video.
-
-    `deed` is still, moves, turns, bounces or irregular, until something touches it; `way` the signs of
-    its own motion to the right and towards the viewer; `enters` and `leaves` name the side, if it does.
-    `path` holds its place (x, y) px in each frame without the camera's motion, None where it is not seen.
+    """One object of a video. `deed` is still, moves, turns, bounces or irregular, until something touches it; `way` the
+    signs of its own motion to the right and towards the viewer; `enters` and `leaves` name the side, if it does. `path`
+    holds its place (x, y) px in each frame without the camera's motion, None where it is not seen.
     """
 
     shape: str
@@ -57,10 +55,9 @@ class TrackedObject:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a video shows; ground and light are None where no known one is seen.
-
-    `contacts` are (frame, first, second) with indices into `objects`; `wrong` says in words what breaks
-    the rules: things that vanish, appear, jump, change, pass through each other or break momentum.
+    """What a video shows; ground and light are None where no known one is seen. `contacts` are (frame, first, second)
+    with indices into `objects`; `wrong` says in words what breaks the rules: things that vanish, appear, jump, change,
+    pass through each other or break momentum.
     """
 
     ground: str | None
@@ -89,11 +86,9 @@ def _sums(rows: list[dict[tuple[str, str], float]]) -> tuple[str, str]:
 
 
 def _final_look(track: Track, wrong: list[str]) -> tuple[str, str, str, str]:
-    """(shape, size, color, material) over the whole video; what contradicts it is noted.
-
-    Another form, that is shape and size, counts by how much better it fits in all frames in which it does: a difference
-    too small to decide in any of them adds up if it lasts or comes again and again. Colours are distinguished in every
-    frame.
+    """(shape, size, color, material) over the whole video; what contradicts it is noted. Another form, that is shape
+    and size, counts by how much better it fits in all frames in which it does: a difference too small to decide in any
+    of them adds up if it lasts or comes again and again. Colours are distinguished in every frame.
     """
     look = track.look
     if not track.judged:
