@@ -232,7 +232,8 @@ def test_both_sides_of_the_bound_can_be_computed_from_a_trace(folder: Path) -> N
 @pytest.mark.parametrize("width", [1200, 390])
 def test_the_page_in_a_browser(look: Open, folder: Path, width: int) -> None:
     page = look(folder / "out" / "claims.html", width=width)
-    assert page.locator(".claim").count() == 3
+    # Another test may have judged all claims in this folder.
+    assert page.locator(".claim").count() == len(_document(folder)["claims"]) > 0
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     assert page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 300)")
     page.locator("summary").first.click()
