@@ -25,6 +25,7 @@ from fastcar_cli.profile.profiler import (
     Shape,
     measure_step,
     parse_lengths,
+    plan_steps,
     profile_length,
     random_shape,
     replay_table,
@@ -128,11 +129,13 @@ def test_drafts_are_held_against_one_token_and_against_replay() -> None:
 
 def test_random_layers_are_as_many_as_fit_or_refused() -> None:
     spec = tiny_model().spec
-    shape = random_shape(spec, "float32", "cpu", 2, 64)
+    plan, layers = plan_steps(spec, "float32", "cpu", 2, 64)
+    shape = random_shape(spec, "float32", "cpu", layers)
+    assert plan.weights == shape.network.weights_bytes()
     assert (shape.layers, shape.random) == (3, True)
     assert all(p.isfinite().all() for p in shape.network.parameters())
     with pytest.raises(RequestError, match="does not fit: .* = .* may be used"):
-        random_shape(spec, "float32", "cpu", 10**6, 2**20)
+        plan_steps(spec, "float32", "cpu", 10**6, 2**20)
 
 
 def test_a_dry_run_plans_what_fits_ten_gib(run: Run) -> None:

@@ -106,11 +106,12 @@ def _dry_run(run: RunConfig, lengths: list[int], rows: int | None, repeats: int,
 
     asked = plan_profile(run, lengths, rows, repeats)
     if as_json:
-        typer.echo(json.dumps({"model": run.model, **asked.to_dict()}))
+        document = {"model": run.model, "rows": asked.rows, "layers": asked.layers, **asked.plan.to_dict()}
+        typer.echo(json.dumps(document))
         return
-    table = facts(f"{run.model}: nothing was measured")
-    weights = "random weights" if asked.random else "its own weights"
-    table.add_row("layers", f"{asked.layers} of {asked.checkpoint.spec.decoder.layers}, {weights}, rows: {asked.rows}")
+    table, weights = facts(f"{run.model}: nothing was measured"), asked.layers["random_weights"]
+    count = f"{asked.layers['measured']} of {asked.layers['scaled_to']}"
+    table.add_row("layers", f"{count}, {'random' if weights else 'own'} weights, rows: {asked.rows}")
     add_memory(table, asked.plan)
     Results().print(table)
 

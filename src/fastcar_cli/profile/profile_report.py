@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,35 +44,13 @@ from fastcar_fpga import Emulator, preset_for, workload_of
 WINDOWS = (1, 2, 4, 8, 16)  # draft lengths whose passes are timed
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What steps of a model are timed in: a checkpoint of `random` weights or with its own, and the memory of it."""
+class Asked(NamedTuple):
+    """What is profiled: a checkpoint, rows of a batch, what is said of its layers, and the memory that they take."""
 
     checkpoint: Checkpoint
-    random: bool
-    dtype: str
-    device: str
     rows: int
-    passes: int
-    layers: int
+    layers: dict[str, Any]
     plan: MemoryPlan
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, what `--dry-run` prints."""
-        return {"rows": self.rows, "layers": self.of_layers, **self.plan.to_dict()}
-
-    @property
-    def of_layers(self) -> dict[str, Any]:
-        """For JSON: how many layers run."""
-        depth = self.checkpoint.spec.decoder.layers
-        return {"measured": self.layers, "scaled_to": depth, "random_weights": self.random}
-
-    def shape(self, longest: int) -> Shape:
-        """Load it, or make random weights."""
-        spec = self.checkpoint.spec
-        if self.random:
-            return random_shape(spec, self.dtype, self.device, self.rows, longest, self.passes)
-        return Shape(self.checkpoint.load(self.dtype, self.device).network, spec, self.layers, False)
 
 
 def plan_profile(run: RunConfig, lengths: Sequence[int], rows: int | None, repeats: int) -> Asked:
@@ -81,17 +59,16 @@ def plan_profile(run: RunConfig, lengths: Sequence[int], rows: int | None, repea
     """
     model, device, dtype = run.model, resolve_device(run.runtime.device), str(run.runtime.dtype)
     dtype = _own_dtype(model, default_dtype(device)) if dtype == "auto" else dtype
-    random = published(model) is not None
-    checkpoint = published(model) or open_model(model)
-    layout = checkpoint.spec.layout
+    random, checkpoint = published(model) is not None, published(model) or open_model(model)
+    spec, layout = checkpoint.spec, checkpoint.spec.layout
     rows = rows or (2 if (layout.guided if random else checkpoint.defaults.cfg != 1.0) else 1)
     least = 0 if layout.prefix is None else layout.prefix + layout.stride + 2
     if min(lengths, default=least) < least:
         prompt = f"the prompt of {model} takes {layout.prefix} tokens, the first frame {layout.stride}"
         raise RequestError(f"--seq {min(lengths)}: {prompt}", allowed=f"{least} or more")
-    passes = max(2 * repeats + 3, (repeats + 3) * len(WINDOWS))
-    plan, layers = plan_steps(checkpoint.spec, dtype, device, rows, max(lengths, default=1), passes, random)
-    return Asked(checkpoint, random, dtype, device, rows, passes, layers, plan)
+    plan, layers = plan_steps(spec, dtype, device, rows, max(lengths, default=1), (repeats + 3) * len(WINDOWS), random)
+    said = {"measured": layers, "scaled_to": spec.decoder.layers, "random_weights": random}
+    return Asked(checkpoint, rows, said, plan)
 
 
 def profile_steps(
@@ -103,13 +80,16 @@ def profile_steps(
     drafts are compared with. `on_length` is called after each length. Raises RequestError as `plan_profile` does.
     """
     torch.set_num_threads(run.runtime.threads or min(torch.get_num_threads(), cores()))
-    asked = plan_profile(run, lengths, rows, repeats)
-    machine = measure_machine(torch.device(asked.device), DTYPES[asked.dtype])
+    checkpoint, rows, layers, plan = plan_profile(run, lengths, rows, repeats)
+    machine = measure_machine(torch.device(plan.device), DTYPES[plan.dtype])
     done: list[dict[str, Any]] = []
     document = {"machine": machine.to_dict(), "model": run.model, "backend": "torch", "lengths": done}
     if not lengths:
         return document | {"replay": {}}
-    shape, rows = asked.shape(max(lengths)), asked.rows
+    if layers["random_weights"]:
+        shape = random_shape(checkpoint.spec, plan.dtype, plan.device, layers["measured"])
+    else:
+        shape = Shape(checkpoint.load(plan.dtype, plan.device).network, checkpoint.spec, layers["measured"], False)
     executor, why = _executor(run.runtime.executor, shape)
     drafts = []
     vision = vision_seconds(shape.network, max(1, rows // 2) if shape.spec.layout.guided else rows)
@@ -121,7 +101,7 @@ def profile_steps(
         "replay": {"rows": rows, "lengths": [replay_table(x, rows) for x in done]},
         "drafts": [table for table in drafts if table is not None],
         "executor": {"name": executor, "why": why},
-        "layers": asked.of_layers,
+        "layers": layers,
     }
 
 

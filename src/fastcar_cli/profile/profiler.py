@@ -71,7 +71,7 @@ class Shape:
 
 
 def plan_steps(
-    spec: Spec, dtype: str, device: str, rows: int, longest: int, passes: int, random: bool = True
+    spec: Spec, dtype: str, device: str, rows: int, longest: int, passes: int = 64, random: bool = True
 ) -> tuple[MemoryPlan, int]:
     """The memory of `decode_from` at `longest` tokens, and the layers that run: with random weights as many as fit.
     Raises RequestError where none does.
@@ -99,9 +99,8 @@ def plan_steps(
     return replace(chosen, base=chosen.base + probe), layers
 
 
-def random_shape(spec: Spec, dtype: str, device: str, rows: int, longest: int, passes: int = 64) -> Shape:
-    """A network of the true widths with random weights and as many layers as fit; RequestError where none does."""
-    _, layers = plan_steps(spec, dtype, device, rows, longest, passes)
+def random_shape(spec: Spec, dtype: str, device: str, layers: int) -> Shape:
+    """A network of the true widths with random weights and so many layers."""
     network = empty_network(replace(spec, decoder=replace(spec.decoder, layers=layers)))
     stored, shared = WeightFormat(dtype, DTYPES[dtype]).on(network), network.shared()
     shapes = {name: like.shape for name, like in network.state_dict().items() if name not in shared}

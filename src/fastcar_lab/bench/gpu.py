@@ -35,7 +35,7 @@ from fastcar_cli.models.network import Spec
 from fastcar_cli.models.vila_u.network import ModelSpec
 from fastcar_cli.models.vila_u.rqvae import RQVAESpec
 from fastcar_cli.profile.machine import measure_machine, seconds_of
-from fastcar_cli.profile.profiler import Shape, decode_of, random_shape, traffic
+from fastcar_cli.profile.profiler import Shape, decode_of, plan_steps, random_shape, traffic
 from fastcar_cli.system.device import synchronise
 from fastcar_cli.weights.formats import PACKED
 from fastcar_lab.bench.few_bits import in_bits
@@ -122,13 +122,19 @@ def _cut(spec: Spec, layers: int) -> Spec:
     return replace(spec, decoder=replace(spec.decoder, layers=min(layers, spec.decoder.layers)))
 
 
+def _random(plan: Plan, spec: Spec, dtype: str, rows: int) -> Shape:
+    """As many layers as fit. Raises RequestError where not one does."""
+    _, layers = plan_steps(spec, dtype, plan.device, rows, plan.context)
+    return random_shape(spec, dtype, plan.device, layers)
+
+
 def equals_torch(plan: Plan, name: str, dtype: str, most: int) -> dict[str, Any]:
     """Whether tokens and decisions of the graph are those of plain torch, up to `most` tokens a pass. `name` is a
     bundled model's or a shape's. Few bits are of the float format of shapes.
     """
     floats = plan.floats if dtype in PACKED else dtype
     if name in plan.shapes:
-        network = random_shape(_cut(plan.shapes[name], plan.layers), floats, plan.device, 2, plan.context).network
+        network = _random(plan, _cut(plan.shapes[name], plan.layers), floats, 2).network
     else:
         network = load(name, floats, plan.device).network
     prompt = network.spec.layout.prompt or PROMPT
@@ -170,7 +176,7 @@ class _Formats:
         plan, floats = self._plan, self.names[0]
         if floats not in self._shapes:
             cut = _cut(self.spec, plan.most_layers)
-            self._shapes[floats] = random_shape(cut, floats, plan.device, 2, plan.context)
+            self._shapes[floats] = _random(plan, cut, floats, 2)
         if dtype not in self._shapes:
             first = self._shapes[floats]
             self._shapes[dtype] = replace(first, network=in_bits(first.network, dtype))
@@ -259,7 +265,7 @@ def time_transformers(plan: Plan, spec: Spec) -> dict[str, Any]:
     """Transformers' LlamaModel of some layers under torch.compile, one row; ms of a pass without draws."""
     from fastcar_lab.bench.contestants import llama
 
-    passes, shape = 4, random_shape(_cut(spec, plan.layers), plan.floats, plan.device, 1, plan.context)
+    passes, shape = 4, _random(plan, _cut(spec, plan.layers), plan.floats, 1)
     run = llama(shape.network, rows=1, context=plan.context, passes=passes, compiled=plan.captures)
     seconds = seconds_of(partial(run, passes), shape.network.device, plan.repeats) / passes
     return {"ms": seconds * 1e3, "layers": shape.layers}

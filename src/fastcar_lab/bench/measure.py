@@ -15,7 +15,7 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.models import load
 from fastcar_cli.models.network import Network, Projector
 from fastcar_cli.profile.machine import Machine, Stream, measure_machine
-from fastcar_cli.profile.profiler import random_shape
+from fastcar_cli.profile.profiler import plan_steps, random_shape
 from fastcar_cli.system.device import synchronise
 from fastcar_cli.weights.formats import PACKED
 from fastcar_lab.bench.cases import RATIOS, Benchmark
@@ -44,10 +44,10 @@ def models(plan: Benchmark) -> dict[str, Network]:
         return {name: load(plan.shape, name, plan.device).network for name in formats}
     longest = max(plan.context + 2 * plan.passes, 4096)
     spec = replace(plan.spec, decoder=replace(plan.spec.decoder, layers=plan.layers, max_positions=longest))
-    shape = random_shape(spec, "bfloat16", plan.device, plan.rows, plan.context)
-    if shape.layers < plan.layers:
-        raise RequestError(f"there is memory for {shape.layers} of this width", key="layers", value=plan.layers)
-    network = shape.network
+    _, layers = plan_steps(spec, "bfloat16", plan.device, plan.rows, plan.context)
+    if layers < plan.layers:
+        raise RequestError(f"there is memory for {layers} of this width", key="layers", value=plan.layers)
+    network = random_shape(spec, "bfloat16", plan.device, layers).network
     loaded = {"bfloat16": network}
     if plan.device == "cpu":
         loaded |= {name: in_bits(network, name) for name in PACKED}

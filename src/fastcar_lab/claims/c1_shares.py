@@ -58,7 +58,7 @@ def _kept(file: Path, lengths: tuple[int, ...], make: Any, rows: int) -> dict[in
 def _seven_b() -> Shape:
     spec = full_spec()
     small = replace(spec, decoder=replace(spec.decoder, layers=LAYERS_RUN))
-    return replace(random_shape(small, "float32", "cpu", 2, max(LENGTHS)), spec=spec)
+    return replace(random_shape(small, "float32", "cpu", LAYERS_RUN), spec=spec)
 
 
 def judge(study: Study) -> Finding:
