@@ -196,6 +196,8 @@ class Conversion:
                     if file.name != f"{_STATES}-{shard}":
                         file.unlink()
             self._finish(working)
+        # Windows renames no folder that has an open file.
+        self._publish(working)
         every = [name for names in self._shards.values() for name in names]
         return Result(
             self._folder, self._bytes_before(every), self.bytes_after(), time.perf_counter() - began, len(done)
@@ -258,16 +260,24 @@ class Conversion:
             raise RunError(said, hint=_RESUME)
 
     def _finish(self, working: Path) -> None:
-        """Add the tokenizer and config.json, and rename the folder."""
+        """Add the tokenizer and config.json."""
         try:
             for file in self._source.checkpoint.text_files():
                 if file.is_file():
                     shutil.copyfile(file, working / file.name)
             # After a kill -9 in the middle of a shard.
             for hidden in working.glob(".*"):
-                hidden.unlink()
+                if hidden.name != _LOCK:
+                    hidden.unlink()
             if (working / UNFINISHED).is_file():
                 (working / UNFINISHED).replace(working / "config.json")
+        except OSError as e:
+            raise _failed(self._folder, e) from None
+
+    def _publish(self, working: Path) -> None:
+        """Rename the folder, which is whole and no longer locked."""
+        try:
+            (working / _LOCK).unlink(missing_ok=True)
             check_folder(self._folder)
             working.rename(self._folder)
         except OSError as e:

@@ -27,6 +27,7 @@ class LocalServer(ThreadingHTTPServer, ABC):
     daemon_threads, playing = True, True
 
     def __init__(self, handler: type[LocalHandler], port: int = 0) -> None:
+        self.allow_reuse_address = sys.platform != "win32"  # two servers would share the port there
         try:
             super().__init__((LOOPBACK, port), handler)
         except OSError as e:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import sys
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from fastcar_cli.system.files import (
     publish,
     publish_folder,
     reason_of,
+    refused_on_windows,
     set_aside,
     target_of,
 )
@@ -48,6 +50,8 @@ def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> N
     if path.suffix and path.suffix.lower() not in SUFFIXES:
         allowed = ".mp4, .gif, or a name without suffix for a folder of PNGs"
         raise RequestError(f"{path}: unknown suffix {path.suffix!r}", allowed=allowed)
+    if sys.platform == "win32" and (why := refused_on_windows(path.name)) is not None:
+        raise RequestError(f"{path}: Windows takes no such name: {why}")
     if fps is not None and fps > MOST_GIF_FPS and path.suffix.lower() == ".gif":
         raise RequestError(f"{path}: a GIF can't have {fps} frames per second", allowed=f"1 to {MOST_GIF_FPS}, or .mp4")
     parent = next((p for p in target_of(path).absolute().parents if os.path.exists(p)), Path("/"))

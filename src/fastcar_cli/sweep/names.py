@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from fastcar_cli.decoding.replay.scores import DEFAULT
 from fastcar_cli.errors import Key, RequestError, RunError
 from fastcar_cli.sweep.grid import OFF, Grid
 from fastcar_cli.sweep.store import Store
+from fastcar_cli.system.files import refused_on_windows
 from fastcar_cli.system.signals import uninterrupted
 
 VBENCH_FPS = 8
@@ -29,7 +31,7 @@ def check_names(prompts: Sequence[str], seeds: int, fps: int) -> list[str]:
     if len(set(prompts)) < len(prompts):
         raise refused("a prompt is given twice")
     for prompt in prompts:
-        if set(prompt) & set('/\0\\:*?"<>|' if os.name == "nt" else "/\0"):
+        if set(prompt) & set("/\0") or (sys.platform == "win32" and refused_on_windows(f"{prompt}-0.mp4")):
             raise refused(f"the prompt {prompt!r} can't be a file name")
         if len(os.fsencode(f"{prompt}-{seeds - 1}.mp4")) > _LONGEST:
             raise refused(f"a file name has at most {_LONGEST} bytes, the prompt {prompt[:60]!r}... is longer")

@@ -79,6 +79,15 @@ def target_of(path: Path) -> Path:
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
+def refused_on_windows(name: str) -> str | None:
+    """Why Windows takes no file of this name, None where it does (Microsoft: Naming Files, Paths, and Namespaces)."""
+    if wrong := sorted({*'<>:"/\\|?*', *map(chr, range(32))} & set(name)):
+        return f"a name can't have {wrong[0]!r}"
+    if re.fullmatch("con|prn|aux|nul|(com|lpt)[1-9\u00b9\u00b2\u00b3]", name.partition(".")[0].rstrip().lower()):
+        return "it is that of a device"
+    return "a name can't end in a dot or a space" if name.endswith((".", " ")) else None
+
+
 def empty_file(path: Path) -> None:
     """Make an empty file. Raises FileExistsError where there is something of this name, else OSError."""
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -151,6 +160,8 @@ def publish_folder(temporary: Path, path: Path) -> Path:
     if path.is_dir():
         _copy_mode(path, temporary)
     for name in numbered(target):
+        with contextlib.suppress(OSError):
+            name.rmdir()  # Windows replaces no folder, not even an empty one
         try:
             temporary.rename(name)
         except OSError as e:
@@ -281,7 +292,8 @@ def spooled(path: Path) -> Path:
         standard = path.parent in (Path("/dev"), Path("/dev/fd")) and path.name in ("stdin", *map(str, range(1024)))
         if not standard and not stat.S_ISFIFO(path.stat().st_mode):
             return path
-        with path.open("rb") as pipe:
+        # Windows has no /dev/stdin.
+        with open(0, "rb", closefd=False) if given == "-" else path.open("rb") as pipe:
             data = pipe.read(MOST_ARRAYS + 1)
     except OSError:
         return path  # whoever reads it says what is wrong
