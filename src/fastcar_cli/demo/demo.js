@@ -3,11 +3,6 @@ const FORM = at("form");
 FORM.model.append(...DATA.models.map((name) => h("option", {}, name)));
 for (const [name, value] of Object.entries(DATA.form)) if (FORM[name]) FORM[name].value = value;
 
-function show(id, text) {
-  at(id).textContent = text;
-  at(id).hidden = !text;
-}
-
 /** Lines of JSON as they come. */
 async function* linesOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

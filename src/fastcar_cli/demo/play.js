@@ -5,11 +5,6 @@ const held = new Set(), sent = new Map(), waits = [], ME = Math.random().toStrin
 const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
 let action = [...MODEL.rest], count = 0, sending = false, waiting = null, line = {};
 
-function say(text) {
-  at("error").textContent = text;
-  at("error").hidden = !text;
-}
-
 async function post(name, body) {
   const response = await fetch(name, { method: "POST", body: JSON.stringify(body) });
   if (!response.ok) throw new Error(await response.text());
@@ -27,14 +22,14 @@ async function steer(wanted) {
     const { at: began, ...body } = waiting;
     waiting = null;
     sent.set(body.key, began);
-    await post("input", body).then((answer) => answer.error && say(answer.error)).catch(() => {});
+    await post("input", body).then((answer) => answer.error && show("error", answer.error)).catch(() => {});
   }
   sending = false;
 }
 
 async function order(name, more = {}) {
   const answer = await post("input", { order: name, ...more }).catch(() => ({ error: "fastcar does not answer" }));
-  say(answer.error ? `${answer.error}${answer.hint ? `; ${answer.hint}` : ""}` : "");
+  show("error", answer.error ? `${answer.error}${answer.hint ? `; ${answer.hint}` : ""}` : "");
 }
 
 function percentile(share) {
@@ -82,7 +77,7 @@ async function follow() {
   for (let lost = false; ;) {
     try {
       const next = await post("frame", { after: line.number });
-      if (lost) say("");
+      if (lost) show("error", "");
       lost = false;
       line = next.png ? next : { ...line, ...next };
       if (next.png) await draw();
@@ -90,7 +85,7 @@ async function follow() {
       drawNumbers();
     } catch {
       lost = true;
-      say("fastcar does not answer; is it still running?");
+      show("error", "fastcar does not answer; is it still running?");
       await sleep(1000);
     }
   }

@@ -18,6 +18,8 @@ function fill(node, attrs, children) {
   return node;
 }
 
+/** Show a text in an element, which is hidden without one. */
+const show = (id, text) => Object.assign(at(id), { textContent: text, hidden: !text });
 const has = (v) => v !== null && v !== undefined;
 const fixed = (digits) => (v) => (has(v) ? v.toFixed(digits).replace("-", "−") : "–");
 const percent = (v) => (has(v) ? `${(100 * v).toFixed(v > 0 && v < 0.1 ? 1 : 0)} %` : "–");
