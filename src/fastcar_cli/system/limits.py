@@ -34,14 +34,6 @@ def _words(file: Path) -> list[str]:
         return []
 
 
-def _reclaimable(group: Path) -> int:
-    """Bytes of a group's page cache and kernel objects that the kernel gives back at once."""
-    words = _words(group / "memory.stat")
-    count = {name: int(value) for name, value in zip(words[::2], words[1::2], strict=False)}
-    clean = sum(count.get(name, 0) for name in ("inactive_file", "active_file", "slab_reclaimable"))
-    return max(0, clean - count.get("file_dirty", 0) - count.get("file_writeback", 0))
-
-
 def require_proc() -> None:
     """Raise RequestError in a Linux sandbox that hides the files from which libraries read cores and memory."""
     hidden = [str(f) for f in NEEDED if not os.access(f, os.R_OK)] if sys.platform == "linux" else []
@@ -56,7 +48,12 @@ def free_memory(machine: int) -> int:
     for group in _groups():
         most, now = _words(group / "memory.max"), _words(group / "memory.current")
         if most and now and most != ["max"]:
-            free = min(free, max(0, int(most[0]) - int(now[0]) + _reclaimable(group)))
+            words = _words(group / "memory.stat")
+            count = {name: int(value) for name, value in zip(words[::2], words[1::2], strict=False)}
+            # The kernel gives clean page cache and its own objects back at once.
+            clean = sum(count.get(name, 0) for name in ("inactive_file", "active_file", "slab_reclaimable"))
+            clean -= count.get("file_dirty", 0) + count.get("file_writeback", 0)
+            free = min(free, max(0, int(most[0]) - int(now[0]) + max(0, clean)))
     return free
 
 
