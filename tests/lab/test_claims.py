@@ -168,6 +168,24 @@ def test_drafts_are_held_against_replay_on_every_machine(folder: Path, tmp_path:
         assert all(row["speedup"] > 0 for row in best.values())
 
 
+@pytest.mark.slow
+def test_relaxed_drafts_are_another_video_and_cost_what_their_passes_do(folder: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        done = claims(*_options(folder)[:-1], tmp_path / "out", "--claim", "11")
+        assert done.exit_code == 0, done.exception
+        (found,) = _document(tmp_path)["claims"]
+        _whole(tmp_path, [found])
+        cells = {file: file.read_bytes() for file in (tmp_path / "out" / "tiny" / "relaxed").glob("*.json")}
+    assert len(cells) == found["videos"] and all(file.read_bytes() == whole for file, whole in cells.items())
+    videos = [json.loads(whole) for whole in cells.values()]
+    assert all(video["exact"]["digest"] == video["off"]["digest"] for video in videos)
+    assert any(video["relaxed:0.1"]["digest"] != video["off"]["digest"] for video in videos)
+    for video in videos:
+        each = {video[name]["cost"]["CPU"] / video[name]["passes"] for name in ("exact", "relaxed:0.1", "coarse:0.5")}
+        assert max(each) == pytest.approx(min(each))
+        assert video["relaxed:0.1"]["passes"] <= video["off"]["passes"] and video["off"]["tokens_per_pass"] == 1
+
+
 def test_a_stop_while_claims_are_judged_keeps_what_is_finished(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(study: Any) -> None:
         raise KeyboardInterrupt
@@ -186,7 +204,7 @@ def test_every_claim_is_judged(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     done = claims(*_options(folder))
     assert done.exit_code == 0, done.exception
     found = _document(folder)["claims"]
-    assert [c["number"] for c in found] == list(all_claims()) == list(range(1, 11))
+    assert [c["number"] for c in found] == list(all_claims()) == list(range(1, 12))
     _whole(folder, found)
 
 
