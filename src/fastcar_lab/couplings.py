@@ -48,10 +48,11 @@ Forward = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Rule:
-    """One of `LOSSLESS`, or of `LOSSY` with its E in (0, 1]."""
+    """One of `LOSSLESS`, or of `LOSSY` with its E in (0, 1]; text: what `parse` read."""
 
+    text: str
     name: str
-    least: float = 1.0
+    least: float
 
     @classmethod
     def parse(cls, text: str) -> Rule:
@@ -64,12 +65,7 @@ class Rule:
             value = 0.0
         if name not in LOSSLESS + LOSSY or not 0 < value <= 1 or (least and name in LOSSLESS):
             raise RequestError("unknown", key="against", value=text, allowed=allowed)
-        return cls(name, value)
-
-    @property
-    def text(self) -> str:
-        """What `parse` reads."""
-        return f"{self.name}:{self.least:g}" if self.name in LOSSY else self.name
+        return cls(text, name, value)
 
     @property
     def kind(self) -> str:
@@ -98,14 +94,15 @@ class CoupledDraws(Draws):
         rest = (p - q).clamp(min=0)
         return torch.where(stays, code, self._draw_from(torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)))
 
-    def _draw_from(self, p: Tensor) -> Tensor:
-        sums = p.cumsum(-1)
-        numbers = torch.rand(len(p), 1, generator=self._random) * sums[:, -1:]
-        return torch.searchsorted(sums, numbers, right=True).clamp(max=p.shape[-1] - 1)[:, 0]
+    def _draw_from(self, p: Tensor, numbers: Tensor | None = None) -> Tensor:
+        sums, numbers = p.cumsum(-1), torch.rand(len(p), generator=self._random) if numbers is None else numbers
+        rank = torch.searchsorted(sums, numbers[:, None] * sums[:, -1:], right=True)[:, 0]
+        return rank.minimum((p > 0).long().mul(torch.arange(p.shape[-1])).amax(-1))
 
     def _ranked(self, guided: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """What `distribution` returns, without the codes that top-p leaves out where the first ones hold it."""
-        settings, top_p = self._settings, self._top_p(positions)
+        settings = self._settings
+        top_p = settings.top_p_of(1) if self._top_ps is None else self._top_ps[positions, None]
         if settings.temperature == 0:
             return torch.ones(len(guided), 1), guided.argmax(-1, keepdim=True)
         scaled, first = guided / settings.temperature, guided[:, :_FIRST].shape[-1]
@@ -121,9 +118,6 @@ class CoupledDraws(Draws):
         """Probabilities [n, K] after temperature, top-k and top-p, by code."""
         probs, order = self._ranked(guided, positions)
         return torch.zeros_like(guided).scatter(-1, order, probs)
-
-    def _top_p(self, positions: Tensor) -> float | Tensor:
-        return self._settings.top_p_of(1) if self._top_ps is None else self._top_ps[positions, None]
 
     def _codes(self, positions: Tensor, given: Tensor, guess: Tensor, forward: Forward, choose: Choose) -> Tensor:
         """Codes [n, depth], one depth after another; those of `given` that are not negative are taken. Logits are
@@ -145,14 +139,11 @@ class CoupledDraws(Draws):
         drafts = self.buffer[video, positions].clone()
         held = self._drawn[video, positions, None] & (rule.name != "rejection")
         given = torch.full_like(drafts, -1) if self.given is None else self.given[video, positions]
-        agree = inner < count - 1
-        carried = self._q[video, positions]
+        agree, carried = inner < count - 1, self._q[video, positions]
 
         def exact(d: int, guided: Tensor) -> Tensor:
             probs, order = self._ranked(guided, positions)
-            sums = probs.cumsum(-1)
-            rank = torch.searchsorted(sums, self.uniforms[video, positions, d, None] * sums[:, -1:], right=True)
-            return order.gather(-1, rank.minimum((probs > 0).sum(-1, keepdim=True) - 1))[:, 0]
+            return order.gather(-1, self._draw_from(probs, self.uniforms[video, positions, d])[:, None])[:, 0]
 
         def noisy(d: int, guided: Tensor) -> Tensor:
             assert self._gumbel is not None
@@ -217,8 +208,8 @@ class _Contestant(NativeExecutor):
 def contest(decode: Decode, rule: Rule, seed: int) -> Decode:
     """Let a decode with drafts of `rule.kind` that has not begun draw by a rule; returns it."""
     draws, slack = decode.draws, decode.settings.draft.slack
-    decode.draws = CoupledDraws(
-        decode.model, decode.settings.sampling, draws.uniforms[:, : draws.tokens], slack, rule, seed
-    )
+    numbers = draws.uniforms[:, : draws.tokens]
+    decode.draws = CoupledDraws(decode.model, decode.settings.sampling, numbers, slack, rule, seed)
+    decode.draws.given = draws.given
     decode.executor = _Contestant(decode, decode.settings.draft.window)
     return decode

@@ -38,9 +38,9 @@ def deviation(rule: str, draws_of: type[CoupledDraws] = CoupledDraws) -> float:
     """Chi-squared of the last two tokens of many drawn chains: 80 is expected, with a deviation of 13."""
     torch.manual_seed(0)
     chosen = Rule.parse(rule)
-    layout = SimpleNamespace(fixed=lambda count: [None] * count, stride=FRAME)
+    layout = SimpleNamespace(delimiters=(), together=False, stride=FRAME)
     model = SimpleNamespace(spec=SimpleNamespace(codes=CODES, layout=layout), device=torch.device("cpu"))
-    model.codebooks = [None, None]
+    model.codebooks, model.given = [None, None], lambda tokens, conditions: torch.full((1, tokens), -1)
     draws = draws_of(cast(Any, model), SamplingSettings(), torch.rand(VIDEOS, TOKENS, 2), WINDOW, chosen, 0)
     drafter = Drafter(draws, DraftSettings(chosen.kind, WINDOW), FRAME, 1)
     while min(draws.done) < TOKENS:

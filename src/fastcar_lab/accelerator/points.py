@@ -101,14 +101,11 @@ def _known(rows: list[dict[str, Any]], held_out: bool) -> str:
     known = [
         r for r in rows if r["held_out"] == held_out and (held_out or (r["error"] is not None and not r["fitted"]))
     ]
-    middles = (r["predicted_tokens_per_s"] / ((r["published_tokens_per_s"] + r["published_most"]) / 2) - 1
-               if r["published_most"] else r["error"] for r in known)  # fmt: skip
-    error, middle = (median(abs(x) for x in errors) for errors in ((r["error"] for r in known), middles))
+    error = median(abs(r["error"]) for r in known)
     return (
         f"Of {len(known)} published speeds that nothing is fitted to, read {'after' if held_out else 'before'} the "
-        f"prediction, the median error is {error:.0%}"
-        + (f" ({middle:.0%} with the middles of published ranges)" if held_out else "")
-        + f", and {sum(_inside(r) == 'yes' for r in known)} are within their ranges."
+        f"prediction, the median error is {error:.0%}, and {sum(_inside(r) == 'yes' for r in known)} are within their "
+        "ranges."
     )
 
 

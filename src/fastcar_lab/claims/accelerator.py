@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_cli.models.vila_u.checkpoint import full_spec
+from fastcar_fpga.decisions import Decisions
 from fastcar_fpga.emulator import Emulator
 from fastcar_fpga.layer import INDEX_BITS
 from fastcar_fpga.preset import load_preset
+from fastcar_fpga.summary import compare
 from fastcar_fpga.workload import Workload, workload_of
 from fastcar_lab.claims.study import MAIN, Study
 
@@ -32,6 +34,15 @@ def workload(study: Study, rows: int, window: int | None) -> Workload:
 def stretched(bits: Bits, layers: int) -> Bits:
     """Decisions of a model with fewer layers for `layers` of them: each stands for as many in its place."""
     return bits[np.arange(layers) * len(bits) // layers]
+
+
+def per_token(study: Study, decided: Decisions) -> dict[str, dict[str, dict[str, float]]]:
+    """What a final token costs at the 7B model's size, by preset: see `Comparison.per_token`."""
+    work, windows = workload(study, decided.replayed.shape[1], None), decided.fitting().windows
+    if windows is not None:
+        windows = replace(windows, replayed=stretched(windows.replayed, work.layers))
+    bits = stretched(decided.replayed, work.layers)
+    return {p: compare(Emulator(load_preset(p), work), bits, windows).per_token() for p in PRESETS}
 
 
 def batches(study: Study, cells: Sequence[dict[str, Any]], folder: str = MAIN) -> dict[str, Bits]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,7 @@ import numpy as np
 from fastcar_cli.kernels.native import instruction_set
 from fastcar_cli.profile.machine import processor
 from fastcar_fpga.decisions import Decisions
-from fastcar_fpga.emulator import Emulator
-from fastcar_fpga.preset import load_preset
-from fastcar_fpga.summary import compare
-from fastcar_lab.claims.accelerator import PRESETS, stretched, workload
+from fastcar_lab.claims.accelerator import PRESETS, per_token
 from fastcar_lab.claims.finding import FAILS, HOLDS, PART, Finding, Plot, bars
 from fastcar_lab.claims.study import Job, Study
 
@@ -90,14 +86,8 @@ def _emulated(study: Study) -> list[dict[str, Any]]:
             ratios = []
             for prompt, seed in videos:
                 decided = _decided(study, prompt, seed, tau, draft)
-                work = workload(study, decided.replayed.shape[1], None)
-                windows = decided.windows
-                if windows is not None:
-                    windows = replace(windows, replayed=stretched(windows.replayed, work.layers))
-                bits = stretched(decided.replayed, work.layers)
-                ratios.append(float(bits.mean()))
-                for preset in PRESETS:
-                    by_kind = compare(Emulator(load_preset(preset), work), bits, windows).per_token()
+                ratios.append(float(decided.replayed.mean()))
+                for preset, by_kind in per_token(study, decided).items():
                     for kind, costs in by_kind.items():
                         cycles[preset][kind] = cycles[preset].get(kind, 0.0) + costs["cycles"]
             level = {} if tau is None else {"tau": tau}

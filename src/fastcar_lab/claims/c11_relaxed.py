@@ -6,7 +6,6 @@ import json
 import time
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,10 +15,7 @@ from fastcar_cli.decoding.engine import begin
 from fastcar_cli.media.metrics import SSIM_WINDOW, ssim
 from fastcar_cli.pipeline.report import Run
 from fastcar_cli.system.files import make_folder, write_whole
-from fastcar_fpga.emulator import Emulator
-from fastcar_fpga.preset import load_preset
-from fastcar_fpga.summary import compare
-from fastcar_lab.claims.accelerator import PRESETS, stretched, workload
+from fastcar_lab.claims.accelerator import PRESETS, per_token
 from fastcar_lab.claims.finding import FAILS, HOLDS, PART, Finding
 from fastcar_lab.claims.stats import by_prompt, estimate
 from fastcar_lab.claims.study import Job, Study
@@ -89,13 +85,8 @@ def _decoded(study: Study, prompt: str, seed: int, setting: Setting, done: dict[
         # Those of exact drafts do the same work, and draw by native kernels.
         exact = done[setting._replace(draft=EXACT).text]
         seconds = exact["cost"][CPU] / exact["passes"] * passes
-    work, windows = workload(study, decided.replayed.shape[1], None), decided.fitting().windows
-    if windows is not None:
-        windows = replace(windows, replayed=stretched(windows.replayed, work.layers))
-    cost = {CPU: seconds}
-    for preset in PRESETS:
-        costs = compare(Emulator(load_preset(preset), work), stretched(decided.replayed, work.layers), windows)
-        cost[preset] = costs.per_token()["replay" if windows is None else "both"]["cycles"]
+    kind = "replay" if setting.draft == OFF else "both"
+    cost = {CPU: seconds} | {preset: costs[kind]["cycles"] for preset, costs in per_token(study, decided).items()}
     world = world_of(pipe.model.tokenizer, pipe.height, pipe.width)
     alike = [np.nan] if min(pipe.height, pipe.width) < SSIM_WINDOW else ssim(frames, frames if dense is None else dense)
     digest = zlib.crc32(frames.tobytes())

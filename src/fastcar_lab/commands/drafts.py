@@ -70,7 +70,10 @@ def drafts(
     names = LOSSLESS if against == "all" else against.split(",") if against else ()
     rules = [Rule.parse(name.strip()) for name in names]
     wanted, decoded = parse_lengths(windows, "windows"), parse_names("kinds", kinds, KINDS)
-    temperatures = [None if (t := text.strip()) == "shipped" else _number(t) for text in temperature.split(",")]
+    try:
+        temperatures = [None if t == "shipped" else float(t) for t in map(str.strip, temperature.split(","))]
+    except ValueError:
+        raise RequestError("no number", key="temperature", value=temperature, allowed="shipped, or numbers") from None
     results: list[dict[str, Any]] = []
     for name in model or FROM_TEXT:
         base = pipeline_of(name, set_ or ())
@@ -101,14 +104,6 @@ def drafts(
     drafters = [*decoded, *(rule.text for rule in rules)]
     columns = [f"{kind} {w}" for kind in ("counted", *drafters) for w in wanted]
     _show(results, as_json, title, ["as aligned", *columns], row)
-
-
-def _number(text: str) -> float:
-    """A temperature. Raises RequestError."""
-    try:
-        return float(text)
-    except ValueError:
-        raise RequestError("no number", key="temperature", value=text, allowed="shipped, or numbers") from None
 
 
 def draft_cost(
