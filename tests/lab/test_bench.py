@@ -228,6 +228,30 @@ def test_multiply_adds_are_measured_by_width(instructions: str) -> None:
     assert rates.keys() == {32, 16, 8} and all(0 < rate < 30 * rates[32] for rate in rates.values())
 
 
+PEAK = """
+import pathlib, re, sys
+from fastcar_lab.bench.cases import Benchmark, memory_of
+from fastcar_lab.bench.measure import measure
+plan = Benchmark("mini", 1, 400, int(sys.argv[1]), passes=1, turns=1, compiled=False)
+lines = measure(plan)["lines"]
+peak = re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())
+print(*memory_of(plan), sum("mlp" not in name or "native" in name for name in lines), int(peak[1]) * 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux reports the peak")
+def test_contestants_take_the_memory_that_is_planned() -> None:
+    found = []
+    for rows in (2, 8):
+        done = subprocess.run([sys.executable, "-c", PEAK, str(rows)], capture_output=True, text=True, check=True)
+        weights, contestants, caches, ran, peak = map(int, done.stdout.split())
+        assert contestants == ran
+        found.append((weights + caches, peak))
+    (few, low), (many, high) = found
+    assert high - low == pytest.approx(many - few, rel=0.1)
+
+
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 def test_passes_of_several_tokens_of_the_large_shape_run(monkeypatch: pytest.MonkeyPatch, kv_dtype: str) -> None:
     monkeypatch.setattr(Benchmark, "spec", tiny_spec(times=4))

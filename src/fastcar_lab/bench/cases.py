@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
 
 from fastcar_cli.checkpoints.architectures import published
-from fastcar_cli.checkpoints.memory_plan import available_bytes, gib
+from fastcar_cli.checkpoints.memory_plan import BASE, Demand, available_bytes, cache_bytes, gib, stored_bytes
 from fastcar_cli.checkpoints.names import COSMOS, FROM_TEXT
 from fastcar_cli.checkpoints.open import open_model
 from fastcar_cli.errors import Key, RequestError
+from fastcar_cli.models.checkpoint import empty_network, loading_format
 from fastcar_cli.models.network import Spec
+from fastcar_cli.models.weight_format import WeightFormat
+from fastcar_cli.profile.machine import Stream
+from fastcar_cli.weights.formats import PACKED
 from fastcar_lab.bench.rival import Rival
 
 SHAPES = ("vila-u-7b", *COSMOS)  # published models of which layers are timed, with random weights
@@ -46,9 +52,31 @@ class Benchmark:
         return (published(self.shape) or open_model(self.shape)).spec
 
 
+def memory_of(plan: Benchmark) -> tuple[int, int, int]:
+    """Bytes of the weights in all formats, contestants with caches of their own, and bytes of these."""
+    spec, on_cpu = plan.spec, plan.device == "cpu"
+    if plan.whole:
+        formats = [loading_format(name) for name in ("float32", "int8")]
+    else:
+        spec = replace(spec, decoder=replace(spec.decoder, layers=plan.layers))
+        packed = [WeightFormat(name, torch.bfloat16, blocks=name, projector=name, depth=name) for name in PACKED]
+        formats = [WeightFormat("bfloat16", torch.bfloat16), *packed]
+    formats = formats if on_cpu else formats[:1]
+    frames = -(-(plan.context - PROMPT_TOKENS + plan.passes + 1) // spec.tokens_per_frame)
+    demand = Demand(plan.rows, frames, PROMPT_TOKENS, replaying=1)
+    kv, outputs = cache_bytes(spec, formats[0].floats.itemsize, demand)
+    # Native kernels run every format, torch the first. Rows replay together, and where there are several also alone.
+    native, alone = len(formats) if on_cpu else 0, sum(0 < ratio < 1 for ratio in RATIOS) if plan.rows > 1 else 0
+    replaying = (native + 1) * (len(RATIOS) + alone) + 1
+    dense = 2 * native + 2 + plan.compiled
+    network = empty_network(spec)
+    weights = sum(stored_bytes(network, form) for form in formats)
+    return weights, dense + replaying, (dense + replaying) * kv + replaying * outputs
+
+
 def check(plan: Benchmark) -> None:
     """Raise RequestError for a context without a frame to replay or past the model's positions, or without room for
-    the keys and values of every contestant.
+    the weights, keys and values of every contestant.
     """
     spec = plan.spec
     decoder = spec.decoder
@@ -62,15 +90,10 @@ def check(plan: Benchmark) -> None:
             value=plan.context,
             allowed=f"{least} to {most}",
         )
-    layers, number = (decoder.layers, 4) if plan.whole else (plan.layers, 2)
-    slot = 2 * layers * decoder.kv_heads * decoder.head_dim * number
-    # With keys and values of their own, at most: dense and forced in four formats, and six others.
-    contestants = 4 * 2 * len(RATIOS) + 6
-    caches = contestants * plan.rows * (plan.context + plan.passes + spec.tokens_per_frame) * slot
-    free = available_bytes(plan.device)
-    if caches > free:
+    (weights, contestants, caches), free = memory_of(plan), available_bytes(plan.device)
+    if BASE + Stream.bytes_on(plan.device) + weights + caches > free:
         raise RequestError(
-            f"{contestants} contestants with {plan.rows} rows hold {gib(caches)} of "
+            f"{gib(weights)} of weights, and {contestants} contestants with {plan.rows} rows hold {gib(caches)} of "
             f"keys and values, {gib(free)} are free",
             key="context",
             value=plan.context,
