@@ -174,7 +174,7 @@ def test_a_failing_disk_is_reported_and_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     for last in ("publish", "publish_folder"):
-        monkeypatch.setattr(f"fastcar_cli.media.writer.{last}", full)
+        monkeypatch.setattr(f"fastcar_cli.system.files.{last}", full)
     with pytest.raises(RunError, match="No space left"):
         writer.close()
     assert list(tmp_path.iterdir()) == []

@@ -21,17 +21,7 @@ from PIL.GifImagePlugin import getdata, getheader
 
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.media.reader import read_recipe
-from fastcar_cli.system.files import (
-    LenientFile,
-    empty_file,
-    hidden_beside,
-    publish,
-    publish_folder,
-    reason_of,
-    refused_on_windows,
-    set_aside,
-    target_of,
-)
+from fastcar_cli.system import files
 from fastcar_cli.system.signals import uninterrupted
 
 Image8 = NDArray[np.uint8]
@@ -50,11 +40,11 @@ def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> N
     if path.suffix and path.suffix.lower() not in SUFFIXES:
         allowed = ".mp4, .gif, or a name without suffix for a folder of PNGs"
         raise RequestError(f"{path}: unknown suffix {path.suffix!r}", allowed=allowed)
-    if sys.platform == "win32" and (why := refused_on_windows(path.name)) is not None:
+    if sys.platform == "win32" and (why := files.refused_on_windows(path.name)) is not None:
         raise RequestError(f"{path}: Windows takes no such name: {why}")
     if fps is not None and fps > MOST_GIF_FPS and path.suffix.lower() == ".gif":
         raise RequestError(f"{path}: a GIF can't have {fps} frames per second", allowed=f"1 to {MOST_GIF_FPS}, or .mp4")
-    parent = next((p for p in target_of(path).absolute().parents if os.path.exists(p)), Path("/"))
+    parent = next((p for p in files.target_of(path).absolute().parents if os.path.exists(p)), Path("/"))
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         why = f"the folder {parent} is not writable" if parent.is_dir() else f"{parent} is not a folder"
         raise RequestError(f"{path}: {why}")
@@ -150,7 +140,7 @@ class Writer:
             yield
         except (OSError, ValueError, RuntimeError) as e:
             self.abort()
-            raise RunError(f"{self.path} could not be written: {reason_of(e)}") from None
+            raise RunError(f"{self.path} could not be written: {files.reason_of(e)}") from None
 
     def _open(self) -> None: ...
 
@@ -169,13 +159,13 @@ class Writer:
 
 class _FileWriter(Writer):
     def _open(self) -> None:
-        self._hidden = hidden_beside(self.path if self.new else target_of(self.path), empty_file)
+        self._hidden = files.hidden_beside(self.path if self.new else files.target_of(self.path), files.empty_file)
 
     def _finish(self) -> None:
         """Give the hidden file its name."""
         if self.aside and self.path.exists() and recipe_in(self.path) != json.loads(json.dumps(self.recipe)):
-            self.renamed = set_aside(target_of(self.path))
-        self.path = publish(self._hidden, self.path, new=self.new)
+            self.renamed = files.set_aside(files.target_of(self.path))
+        self.path = files.publish(self._hidden, self.path, new=self.new)
 
     def _discard(self) -> None:
         self._hidden.unlink(missing_ok=True)
@@ -191,7 +181,7 @@ class _Mp4Writer(_FileWriter):
         super()._open()
         # PyAV prints further errors of a full disk. FFmpeg opens the file again by its name, where a colon ends a
         # protocol unless the name is absolute.
-        self._file = LenientFile(self._hidden.absolute(), "w")
+        self._file = files.LenientFile(self._hidden.absolute(), "w")
         flags = {"movflags": "+faststart+use_metadata_tags"}
         self._container: Any = av.open(self._file, "w", format="mp4", options=flags)
         self._container.metadata["comment"] = json.dumps(self.recipe)
@@ -276,7 +266,7 @@ class _GifWriter(_FileWriter):
 
 class _PngWriter(Writer):
     def _open(self) -> None:
-        self._hidden = hidden_beside(target_of(self.path), Path.mkdir)
+        self._hidden = files.hidden_beside(files.target_of(self.path), Path.mkdir)
 
     def _write(self, image: Image8) -> None:
         import imageio.v3 as iio
@@ -285,7 +275,7 @@ class _PngWriter(Writer):
 
     def _finish(self) -> None:
         (self._hidden / "recipe.json").write_text(json.dumps(self.recipe, indent=1) + "\n", encoding="utf-8")
-        self.path = publish_folder(self._hidden, self.path)
+        self.path = files.publish_folder(self._hidden, self.path)
 
     def _discard(self) -> None:
         shutil.rmtree(self._hidden, ignore_errors=True)
@@ -298,7 +288,7 @@ def open_writer(
     `new`, and for a folder, the new name is numbered instead; with `aside` another video is renamed first.
     """
     check_target(path, fps)
-    if not (parent := target_of(path).parent).is_dir():
+    if not (parent := files.target_of(path).parent).is_dir():
         raise RequestError(f"{path}: the folder {parent} does not exist")
     kinds: dict[str, type[Writer]] = {".mp4": _Mp4Writer, ".gif": _GifWriter, "": _PngWriter}
     kind = Writer if str(path) == os.devnull else kinds[path.suffix.lower()]

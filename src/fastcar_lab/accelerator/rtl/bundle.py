@@ -18,19 +18,7 @@ from fastcar_fpga.integer import TABLE
 from fastcar_fpga.isa import Rates, mlp_program
 from fastcar_fpga.layer import INDEX_BITS, Registers
 from fastcar_fpga.preset import Preset, Weights
-from fastcar_lab.accelerator.rtl import joined
-from fastcar_lab.accelerator.rtl.stimulus import (
-    WEIGHTS,
-    Layer,
-    Packet,
-    control_parameters,
-    crossed,
-    layers_of,
-    packet_of,
-    random_layers,
-    short_packets,
-    words_of,
-)
+from fastcar_lab.accelerator.rtl import joined, stimulus
 from fastcar_lab.accelerator.rtl.tools import ARITHMETIC, SOURCE
 from fastcar_lab.accelerator.rtl.vectors import macs_of, vectors
 
@@ -112,19 +100,19 @@ def write(folder: Path, preset: Preset, decisions: Decisions | None, passes: int
     RequestError for a preset or a model that the RTL can't run, RunError where a file can't be written.
     """
     check(preset)
-    packets: list[Packet] = []
-    layers: list[Layer] = []
+    packets: list[stimulus.Packet] = []
+    layers: list[stimulus.Layer] = []
     if decisions is not None:
         decisions = decisions.fitting()
         decoder = decisions.spec.decoder
         program = mlp_program(preset, decoder.width, decoder.mlp_width)
-        packets.append(packet_of(preset, program, Rates.of(preset)))
+        packets.append(stimulus.packet_of(preset, program, Rates.of(preset)))
         _check_dispatch(preset, packets[0])
-        layers += layers_of(decisions, 0, passes)
+        layers += stimulus.layers_of(decisions, 0, passes)
     short = _short(preset)
     first = len(packets)
     packets += short
-    layers = [*crossed(random_layers(RANDOM_LAYERS, len(short), first), packets), *layers]
+    layers = [*stimulus.crossed(stimulus.random_layers(RANDOM_LAYERS, len(short), first), packets), *layers]
     machines = others(preset)
     for directory in (folder, *(folder / name for name in (ARITHMETIC.name, *machines))):
         make_folder(directory)
@@ -132,8 +120,8 @@ def write(folder: Path, preset: Preset, decisions: Decisions | None, passes: int
     values = _machine(folder, preset, packets, layers)
     for name, other in machines.items():
         short = _short(other)
-        shapes = random_layers(RANDOM_LAYERS, len(short), 0, seed=other.cores)
-        _machine(folder / name, other, short, list(crossed(shapes, short)))
+        shapes = stimulus.random_layers(RANDOM_LAYERS, len(short), 0, seed=other.cores)
+        _machine(folder / name, other, short, list(stimulus.crossed(shapes, short)))
     _arithmetic(folder / ARITHMETIC.name, preset)
     return {"folder": str(folder), "parameters": values, "layers": len(layers), "kept": kept}
 
@@ -142,7 +130,7 @@ def _arithmetic(folder: Path, preset: Preset) -> None:
     """Write what layers and the parts of a core's arithmetic are built with, their requests, and expected answers."""
     _built(folder / "units", {"MACS": macs_of(preset)}, *vectors())
     paced = preset.model_copy(update={"drs": preset.drs.model_copy(update={"dispatch": None})})
-    for weights in WEIGHTS:
+    for weights in stimulus.WEIGHTS:
         cores = preset.cores if weights == "lockstep" else 3
         machine = _sharing(paced, weights, cores)
         if weights in STREAMS:
@@ -167,27 +155,29 @@ def write_parameters(folder: Path, values: Mapping[str, int], widths: Mapping[st
     write_whole(folder / "parameters.h", "".join(f"#define {k} {v}\n" for k, v in {**values, **(widths or {})}.items()))
 
 
-def _short(preset: Preset) -> list[Packet]:
+def _short(preset: Preset) -> list[stimulus.Packet]:
     """The packets of the random layers. Raises RequestError where none passes in the preset's cycles."""
-    short = short_packets(preset)
+    short = stimulus.short_packets(preset)
     _check_dispatch(preset, min(short, key=lambda packet: packet.program.words))
     return [packet for packet in short if packet.passes]
 
 
-def _machine(folder: Path, preset: Preset, packets: Sequence[Packet], layers: Sequence[Layer]) -> dict[str, int]:
+def _machine(
+    folder: Path, preset: Preset, packets: Sequence[stimulus.Packet], layers: Sequence[stimulus.Layer]
+) -> dict[str, int]:
     """Write what one accelerator is built with, runs, and is expected to do; returns its parameters."""
-    values = control_parameters(preset, packets)
+    values = stimulus.control_parameters(preset, packets)
     # The RTL has widths of its own, which the harness compares with those of layer.py.
     write_parameters(folder, values, {"INDEX_BITS": INDEX_BITS, "MAPPING_BITS": Registers(preset.cores).mapping_bits})
     write_whole(folder / "parameters.json", json.dumps({"preset": preset.name, **values}, indent=1) + "\n")
     for number, packet in enumerate(packets):
-        words = words_of(packet.program, packet.rates)
+        words = stimulus.words_of(packet.program, packet.rates)
         write_whole(folder / f"packet_{number}.hex", "".join(f"{w:016x}\n" for w in words))
     _tables(folder, layers, packets)
     return values
 
 
-def _check_dispatch(preset: Preset, packet: Packet) -> None:
+def _check_dispatch(preset: Preset, packet: stimulus.Packet) -> None:
     if not packet.passes:
         raise RequestError(
             f"accelerator preset {preset.name}: drs.dispatch is {packet.accelerator.packet}, "
@@ -226,7 +216,7 @@ def write_sources(folder: Path) -> list[str]:
     return kept
 
 
-def _tables(folder: Path, layers: Sequence[Layer], packets: Sequence[Packet]) -> None:
+def _tables(folder: Path, layers: Sequence[stimulus.Layer], packets: Sequence[stimulus.Packet]) -> None:
     run, rows, late = [], [], []
     # One set of registers for all layers, as the RTL has it.
     drs = Registers(packets[0].accelerator.cores)
