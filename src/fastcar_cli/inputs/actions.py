@@ -1,6 +1,6 @@
 """Actions from .npz, .npy, CSV, TSV or JSON files: one row of numbers per frame.
 
-Of a model whose numbers have names (`Part`), files may hold them by name, as RLDS does, or the bins of a model's ids.
+Of a model whose numbers have names (`ActionPart`), files may hold them by name, as RLDS does, or as bins of ids.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fastcar_cli.config.lists import digits
 from fastcar_cli.errors import Key, RequestError, Text
-from fastcar_cli.inputs.prompt import Part
+from fastcar_cli.inputs.prompt import ActionPart
 from fastcar_cli.media.reader import ARRAYS, numbers_in
 from fastcar_cli.system.files import read_text
 from fastcar_cli.system.plain_data import parse_json
@@ -33,7 +33,7 @@ _LIKE_A_NUMBER = re.compile(r"[-+.]?\d|[-+]?(?:nan|inf)", re.I)
 _TABLE = TypeAdapter(list[list[float]], config=ConfigDict(strict=True))
 
 
-def read_actions(path: Path, width: int, wanted: Sequence[int] | None = None, parts: Sequence[Part] = ()) -> Rows:
+def read_actions(path: Path, width: int, wanted: Sequence[int] | None = None, parts: Sequence[ActionPart] = ()) -> Rows:
     """The actions of a clip, float32 [S, width]; without `wanted` all rows of the file.
 
     width: numbers an action has. wanted: which frames of the input make the clip (S of them), in rising order. A file
@@ -60,7 +60,7 @@ def read_actions(path: Path, width: int, wanted: Sequence[int] | None = None, pa
 
 
 def actions_in(
-    path: Path, width: int, wanted: Sequence[int] | None, parts: Sequence[Part] = (), *, own: bool = True
+    path: Path, width: int, wanted: Sequence[int] | None, parts: Sequence[ActionPart] = (), *, own: bool = True
 ) -> Rows:
     """As `read_actions`, from an .npz or .npy file. With `own` it is the input itself: its rows are its frames'."""
     needed, option = f"[frames, {width}]", "input" if own else "actions"
@@ -87,12 +87,12 @@ def _keys_in(path: Path) -> set[str]:
         return set()  # `numbers_in` says why
 
 
-def has_actions(path: Path, parts: Sequence[Part] = ()) -> bool:
+def has_actions(path: Path, parts: Sequence[ActionPart] = ()) -> bool:
     """Whether an input is an .npz file with actions."""
     return not {*KEYS, *(part.name for part in parts), *((BINNED,) if parts else ())}.isdisjoint(_keys_in(path))
 
 
-def joined(named: Mapping[str, Any], parts: Sequence[Part], what: Text) -> NDArray[np.float64]:
+def joined(named: Mapping[str, Any], parts: Sequence[ActionPart], what: Text) -> NDArray[np.float64]:
     """Actions by name, arrays [S, n], or [n] of one action, as float64 [S, width] or [width]; one number may be bare.
     Raises RequestError for names that are missing or unknown, and for other shapes.
     """
@@ -122,7 +122,7 @@ def joined(named: Mapping[str, Any], parts: Sequence[Part], what: Text) -> NDArr
     return np.concatenate([arrays.get(p.name, np.zeros((*shape, len(p.low)))) for p in parts], -1)
 
 
-def _centres(table: Sequence[Any] | NDArray[Any], what: Text, parts: Sequence[Part]) -> list[Any]:
+def _centres(table: Sequence[Any] | NDArray[Any], what: Text, parts: Sequence[ActionPart]) -> list[Any]:
     """Numbers in the middle of bins 0 to 255; rows of another width unchanged. Raises RequestError for other bins."""
     low, high = (np.array([n for part in parts for n in getattr(part, end)]) for end in ("low", "high"))
     rows = [np.asarray(row, np.float64) for row in table]
@@ -171,7 +171,7 @@ def _csv(text: str, what: Text, frames: int) -> list[list[float]]:
     return rows
 
 
-def _json(text: str, what: Text, parts: Sequence[Part]) -> Any:
+def _json(text: str, what: Text, parts: Sequence[ActionPart]) -> Any:
     """A list with a list of numbers per frame, at the top level or under the key `action`; or actions by name, of all
     frames or a frame, each of which may be under that key too.
     """

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.inputs.actions import Rows, actions_in, has_actions, read_actions
-from fastcar_cli.inputs.prompt import Clip, Part
+from fastcar_cli.inputs.prompt import ActionPart, Clip
 from fastcar_cli.media.reader import Image8, Image8OrFloat, frames_of
 from fastcar_cli.system.files import MOST_TEXT, read_arrays, require_regular, why_unread
 
@@ -41,7 +41,7 @@ class Wanted:
     height: int
     width: int
     actions: int = 0
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ActionPart, ...] = ()
     repeats: bool = False
     short: bool = False
     start: int | None = None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Part(NamedTuple):
+class ActionPart(NamedTuple):
     """Numbers of an action that have a name of their own: ranges of each, their unit, and whether zeros stand for them
     where they are missing.
     """

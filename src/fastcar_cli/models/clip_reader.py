@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.errors import Key, RequestError, Text
-from fastcar_cli.inputs.prompt import Clip, OnProgress, Part, Prompt, Reading, TokenisedClip
+from fastcar_cli.inputs.prompt import ActionPart, Clip, OnProgress, Prompt, Reading, TokenisedClip
 from fastcar_cli.models.network import FramesNetwork
 
 
@@ -151,7 +151,7 @@ class ClipReader:
         return torch.from_numpy(np.stack(texts)).float() if texts else None
 
 
-def _clipped(clip: Clip | TokenisedClip, parts: Sequence[Part]) -> list[str]:
+def _clipped(clip: Clip | TokenisedClip, parts: Sequence[ActionPart]) -> list[str]:
     """A note on numbers of actions that exceed the ranges of a model, which clips them."""
     if clip.actions is None or not parts:
         return []

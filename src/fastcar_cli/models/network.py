@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor, nn
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.inputs.prompt import OnProgress, Part
+from fastcar_cli.inputs.prompt import ActionPart, OnProgress
 from fastcar_cli.models.decoder import Decoder, DecoderSpec, summed
 from fastcar_cli.models.depth import DepthTransformer
 from fastcar_cli.system.plain_data import WHOLE, Size
@@ -147,7 +147,7 @@ class Spec(ABC):
         return 0
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ActionPart, ...]:
         """What the numbers of an action are, in their order; empty where it is not known."""
         return ()
 

@@ -1,11 +1,13 @@
-"""A clip predicted by a model of iVideoGPT's shape, from the prompt to the last token, against transformers' generate.
+"""A clip predicted by a model of iVideoGPT's or RLVR-World's shape, against transformers' generate.
 
-The weights are random, so what is drawn means nothing; it costs what the real one costs. Everybody draws as many
-tokens from the same prompt: ours in every format, dense and with a forced replay ratio, theirs in float32.
+It is timed from the prompt to the last token. The weights are random, so what is drawn means nothing; it costs what the
+real one costs. Everybody draws as many tokens from the same prompt: ours in every format, dense and with a forced
+replay ratio, theirs in float32.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -25,17 +27,18 @@ from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.checkpoint import empty_network
 from fastcar_cli.models.ivideogpt.checkpoint import IVideoGPTCheckpoint
-from fastcar_cli.models.ivideogpt.network import IVideoGPTSpec
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_cli.profile.machine import processor
 from fastcar_cli.profile.profiler import random_tensor
 from fastcar_lab.bench.contestants import pattern, twin_of
 from fastcar_lab.bench.few_bits import stored_in
+from fastcar_lab.dummy import rlvr
 from fastcar_lab.dummy.ivideogpt import shape_of
 
-SHAPES = {"small": shape_of(), "medium": shape_of(medium=True)}
-"""Models by name: transformers of 138 M and 436 M parameters."""
+SHAPES: dict[str, Spec] = {"small": shape_of(), "medium": shape_of(medium=True)}
+SHAPES |= {f"rt1-{kind}": rlvr.shape_of(kind) for kind in rlvr.KINDS}
+"""Models by name: transformers of 138 M and 436 M parameters, and both kinds of RLVR-World's."""
 
 THEIRS = "transformers float32"
 
@@ -46,7 +49,7 @@ Go = Callable[[int], float]  # predicts a clip from a seed; the seconds that MLP
 class PredictedClip:
     """What to time: a model's shape, frames with context, share of all MLPs replayed."""
 
-    spec: IVideoGPTSpec
+    spec: Spec
     frames: int = 16
     ratio: float = 0.8
     turns: int = 5
@@ -63,9 +66,9 @@ def networks(plan: PredictedClip) -> dict[str, Network]:
 
 
 def prompt_of(spec: Spec) -> list[int]:
-    """Random ids of a prompt without its last delimiter."""
-    assert spec.layout.prefix is not None
-    ids = torch.randint(spec.codes // 2, (spec.layout.prefix,), generator=torch.Generator().manual_seed(0))
+    """Random ids of a prompt, without given ids after it."""
+    assert spec.layout.prompt is not None
+    ids = torch.randint(spec.codes // 2, (spec.layout.prompt,), generator=torch.Generator().manual_seed(0))
     return ids.tolist()
 
 
@@ -75,7 +78,8 @@ def forced(plan: PredictedClip, spec: Spec) -> Tensor:
     """
     layout, layers = spec.layout, spec.decoder.layers
     passes = (plan.frames - layout.context) * layout.stride - 1
-    free = [t for t in range(layout.stride, passes) if t % layout.stride not in layout.delimiters]
+    first = 0 if layout.prompt_frames else layout.stride
+    free = [t for t in range(first, passes) if t % layout.stride not in layout.delimiters]
     if plan.ratio * passes > len(free):
         raise RequestError(
             "the first predicted frame and delimiters are always computed",
@@ -109,7 +113,9 @@ def ours(network: Network, plan: PredictedClip, replay: bool) -> Go:
 
 
 def theirs(network: Network, plan: PredictedClip) -> Go:
-    """Transformers' `generate` with the same weights, as the released inference code calls it."""
+    """Transformers' `generate` with the same weights, as the released inference code calls it: once for the tokens up
+    to the next given ones, with one KV cache.
+    """
     import transformers
 
     spec, layout = network.spec, network.spec.layout
@@ -117,8 +123,8 @@ def theirs(network: Network, plan: PredictedClip) -> Go:
     assert network.lm_head is not None
     weights["lm_head.weight"] = network.lm_head.weight
     twin = twin_of(transformers.LlamaForCausalLM, network, weights, 0)
-    prompt = torch.tensor([[*prompt_of(spec), layout.delimiter]])
-    count = (plan.frames - layout.context) * layout.stride - 1
+    prompt, count = torch.tensor([prompt_of(spec)]), (plan.frames - layout.context) * layout.stride
+    runs = [(own, [*run]) for own, run in itertools.groupby(network.given(count, None)[0].tolist(), lambda i: i < 0)]
 
     @torch.inference_mode()
     def go(seed: int) -> float:
@@ -129,8 +135,14 @@ def theirs(network: Network, plan: PredictedClip) -> Go:
             "temperature": 1.0,
             "pad_token_id": 0,
         }
-        output = twin.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=count, **options)
-        assert output.shape[1] == prompt.shape[1] + count
+        cache, ids = transformers.DynamicCache(), prompt
+        for drawn, run in runs:
+            if drawn:
+                options |= {"attention_mask": torch.ones_like(ids), "max_new_tokens": len(run)}
+                ids = twin.generate(ids, past_key_values=cache, **options)
+            else:
+                ids = torch.cat([ids, torch.tensor([run])], 1)
+        assert ids.shape[1] == prompt.shape[1] + count
         return 0.0
 
     return go
@@ -188,7 +200,7 @@ def measure(plan: PredictedClip, on_progress: Callable[[int, int], None] = lambd
         "torch": torch.__version__,
         "parameters": sum(p.numel() for n, p in loaded["float32"].named_parameters() if not n.startswith("tokenizer.")),
         "frames": plan.frames,
-        "prompt": spec.layout.prefix,
+        "prompt": spec.layout.prompt,
         "tokens": tokens,
         "ratio": plan.ratio,
         "turns": plan.turns,

@@ -111,18 +111,19 @@ def _decode(model: LoadedModel, plan: WholeVideo, variant: str) -> Decode:
     )
     decode, _ = begin(model, [_prompt(spec)], [0], settings)
     if decode.replay is not None:
-        passes, first = frames * decode.frame - 1, decode.replay.first
+        passes = frames * decode.frame - 1
+        free = decode.replay.gateable(passes)
         # Where the first frame is computed, the others replay more; a stretch of the middle replays the ratio itself.
-        ratio = plan.ratio * passes / (passes - first) if plan.tokens is None else plan.ratio
+        ratio = plan.ratio * passes / int(free.sum()) if plan.tokens is None else plan.ratio
         if ratio > 1:
             raise RequestError(
                 f"the first of {plan.frames} frames is always computed",
                 key="replay_ratio",
                 value=f"{plan.ratio:g}",
-                allowed=f"at most {(passes - first) / passes:.3f}",
+                allowed=f"at most {int(free.sum()) / passes:.3f}",
             )
         forced = torch.zeros_like(decode.replay.replayed)
-        forced[:, :, first:] = pattern(ratio, spec.decoder.layers, decode.rows, passes - first, joint=True)
+        forced[:, :, free] = pattern(ratio, spec.decoder.layers, decode.rows, int(free.sum()), joint=True)
         decode.replay.force(forced)
     return decode
 
@@ -132,10 +133,11 @@ def _prompt(spec: Spec) -> Prompt:
     layout, source = spec.layout, spec.decoder.source
     if not layout.context:
         return PROMPT
-    prefix = [spec.codes] * (layout.prefix or 0)
-    ids = torch.randint(spec.codes, (layout.prompt_frames * layout.stride,), generator=torch.Generator().manual_seed(0))
+    prefix = [min(spec.codes, spec.decoder.vocab - 1)] * (layout.prefix or 0)
+    ids = torch.randint(spec.codes, (layout.prompt_tokens,), generator=torch.Generator().manual_seed(0))
     text = np.zeros((512, source), np.float32) if source else None
-    return TokenisedClip((*prefix, *ids.tolist()), text=text)
+    actions = np.zeros((spec.longest, spec.conditions), np.float32) if spec.conditions else None
+    return TokenisedClip((*prefix, *ids.tolist()), actions, text=text)
 
 
 def _pieces(plan: WholeVideo, total: int, spec: Spec) -> list[tuple[int, int]]:

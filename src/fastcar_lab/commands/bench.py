@@ -213,7 +213,7 @@ def bench(
     ] = None,
     clip: Annotated[
         str | None,
-        typer.Option(help="Instead, time a clip of iVideoGPT's shape: small (138 M) or medium (436 M parameters)."),
+        typer.Option(help="Instead, time a clip of a shape: small, medium (iVideoGPT), rt1-single or rt1-multi."),
     ] = None,
     frames: Annotated[
         int | None, typer.Option(help="Frames of --video or --clip. [default: as trained]", min=2)
@@ -265,7 +265,7 @@ def bench(
     from fastcar_lab.bench.render import clip_table, neighbour_table, watched, window_table
 
     one_of("--shape", shape, (*FROM_TEXT, *LARGE))
-    one_of("--clip", clip, ("small", "medium"))
+    one_of("--clip", clip, ("small", "medium", "rt1-single", "rt1-multi"))
     one_of("--kv-dtype", kv_dtype, choices.values(choices.KVDtype))
     drafts, accepted = parse_lengths(draft, "draft") if draft is not None else [], _shares(accept)
     if not drafts:
@@ -292,7 +292,7 @@ def bench(
         of_clip = {"clip", "frames", "replay_ratio", "turns", "threads", "as_json", "form"}
         refuse(ctx, given(ctx).keys() - of_clip, "with --clip", "leave it out")
         torch.set_num_threads(threads or torch.get_num_threads())
-        predicted = PredictedClip(SHAPES[clip], frames=frames or 16, ratio=replay_ratio, turns=turns)
+        predicted = PredictedClip(SHAPES[clip], frames=frames or SHAPES[clip].frames, ratio=replay_ratio, turns=turns)
         result = watched("clips", "clips", partial(predict, predicted))
         if as_json:
             typer.echo(json.dumps(result))

@@ -8,36 +8,33 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fastcar_cli.inputs.prompt import Part
+from fastcar_cli.inputs.prompt import ActionPart
 
 BINS = 256
 
 PARTS = (
-    Part(
+    ActionPart(
         "base_displacement_vector",
-        (-0.39600884914398193, -0.009631033055484295),
-        (0.39600181579589844, 0.003676734399050474),
-        "m",
-        optional=True,
+        (-0.39600884914398193, -0.009631033055484295), (0.39600181579589844, 0.003676734399050474), "m", optional=True,
     ),
-    Part("base_displacement_vertical_rotation", (-0.4000452756881714,), (0.39991137385368347,), "rad", optional=True),
-    Part("gripper_closedness_action", (-1.0,), (1.0,), "-1 open, 1 closed"),
-    Part(
+    ActionPart(
+        "base_displacement_vertical_rotation", (-0.4000452756881714,), (0.39991137385368347,), "rad", optional=True
+    ),
+    ActionPart("gripper_closedness_action", (-1.0,), (1.0,), "-1 open, 1 closed"),
+    ActionPart(
         "rotation_delta",
         (-1.569917917251587, -1.569892168045044, -1.570419430732727),
-        (1.570636510848999, 1.5321086645126343, 1.5691522359848022),
-        "rad",
+        (1.570636510848999, 1.5321086645126343, 1.5691522359848022), "rad",
     ),
-    Part("terminate_episode", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), "0 1 0 goes on, 1 0 0 ends"),
-    Part(
+    ActionPart("terminate_episode", (0.0,) * 3, (1.0,) * 3, "0 1 0 goes on, 1 0 0 ends"),
+    ActionPart(
         "world_vector",
         (-2.0204520225524902, -5.497899532318115, -2.031663417816162),
-        (2.9984593391418457, 22.09052848815918, 2.7507524490356445),
-        "m",
+        (2.9984593391418457, 22.09052848815918, 2.7507524490356445), "m",
     ),
-)
+)  # fmt: skip
 
-REST = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+REST = (*[0.0] * 8, 1.0, *[0.0] * 4)
 """An action that moves nothing and goes on."""
 
 KEYS = {

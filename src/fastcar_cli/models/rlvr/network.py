@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fastcar_cli.inputs.prompt import OnProgress, Part
+from fastcar_cli.inputs.prompt import ActionPart, OnProgress
 from fastcar_cli.models.ivideogpt.tokenizer import CrossKV
 from fastcar_cli.models.network import FramesNetwork, FrameSpec, Layout, Play, Spec
 from fastcar_cli.models.rlvr.actions import BINS, KEYS, PARTS, REST, WORDS, bins_of
@@ -77,7 +77,7 @@ class RLVRSpec(Spec):
         return len(REST)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ActionPart, ...]:
         """See `Spec`."""
         return PARTS
 
