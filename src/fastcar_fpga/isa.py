@@ -23,29 +23,23 @@ UNIT_OF: dict[str, str] = {"load": "memory", "multiply": "mac", **dict.fromkeys(
 
 @dataclass(frozen=True)
 class Instruction:
-    """amount: bytes of a load (of weights of so many outputs), MACs of a multiply, or elements. after: indices of
-    instructions in the stream that must be done first; instructions of one unit run in order besides.
-    """
+    """One step of a unit."""
 
     op: Op
-    amount: int
+    amount: int  # bytes of a load, MACs of a multiply, or elements
     tile: int
-    after: tuple[int, ...]
-    outputs: int = 0
+    after: tuple[int, ...]  # indices of instructions that must be done first; those of one unit run in order besides
+    outputs: int = 0  # of a load: how many have weights in it
 
 
 @dataclass(frozen=True)
 class Program:
-    """The stream of one row.
-
-    words: of its packet, a header with the row and how many words follow, and the instructions. weight_bytes: what
-    passes the buffer. macs, vector_elements: what the other units take.
-    """
+    """The stream of one row."""
 
     name: str
     instructions: tuple[Instruction, ...]
-    words: int
-    weight_bytes: int
+    words: int  # of its packet, a header with the row and how many words follow, and the instructions
+    weight_bytes: int  # what passes the buffer
     macs: int
     vector_elements: int
 
@@ -149,21 +143,16 @@ def mlp_program(preset: Preset, width: int, mlp_width: int) -> Program:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a core does in a cycle: MACs, elements of vectors, bytes of memory.
-
-    burst: bytes of a burst; a transfer moves whole bursts. latency: cycles from a request to its first beat; requests
-    are pipelined, one a cycle. drain, settle: cycles from the end of a multiply until the vector unit has its sums, and
-    from the end of one of its operations to the results. scale: cycles in which the scales of an output come.
-    """
+    """What a core does in a cycle: MACs, elements of vectors, bytes of memory."""
 
     macs: float
     lanes: float
     bytes: float
-    burst: int = 1
-    latency: int = 0
-    drain: int = 0
-    settle: int = 0
-    scale: float = 0.0
+    burst: int = 1  # bytes of a burst; a transfer moves whole bursts
+    latency: int = 0  # cycles from a request to its first beat; requests are pipelined, one a cycle
+    drain: int = 0  # cycles from the end of a multiply until the vector unit has its sums
+    settle: int = 0  # cycles from the end of one of its operations to the results
+    scale: float = 0.0  # cycles in which the scales of an output come
 
     @classmethod
     def of(cls, preset: Preset) -> Rates:

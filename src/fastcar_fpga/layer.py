@@ -72,22 +72,17 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Accelerator:
-    """What the time of a layer depends on, in cycles.
-
-    row: of a row from its begin. late: of a row whose first tiles are there before it begins (`multicast`). timed: in
-    place of both, by core and begins of rows that share its memory, when they end. packet, drop: of the words of a
-    row's packet, and of a dropped one. queue: packets a core can hold.
-    """
+    """What the time of a layer depends on, in cycles."""
 
     cores: int
     weights: Weights
-    row: int
-    late: int
+    row: int  # of a row from its begin
+    late: int  # of a row whose first tiles are there before it begins (`multicast`)
     remap: int
-    packet: int
-    drop: int
-    queue: int
-    timed: Callable[[int, Sequence[int]], int] | None = None
+    packet: int  # of the words of a row's packet
+    drop: int  # of a dropped one
+    queue: int  # packets a core can hold
+    timed: Callable[[int, Sequence[int]], int] | None = None  # instead: by core and begins, when rows end
 
     @classmethod
     def of(cls, preset: Preset, program: Program) -> Accelerator:

@@ -46,29 +46,23 @@ class Scales(Entry):
 
 
 class Hbm(Entry):
-    """Memory: channels that the cores share, or that are dealt to them where weights are private.
+    """Memory: channels that the cores share, or that are dealt to them where weights are private."""
 
-    part: of the device's memories. ports: of `beat` bytes at port_clock; requests have `burst` beats. capacity: of the
-    memory, where it is not the device's. keys: of a layer one after the other (layer), or of a token (token). ahead:
-    bursts of a channel that are requested and not there yet. requests: of a port under way; None: as many as it takes.
-    window: tiles a core's buffer holds under multicast; otherwise it has two halves.
-    """
-
-    part: str
+    part: str  # of the device's memories
     channels: Annotated[Constant, In("1", whole=True)]
-    ports: Annotated[Constant, In("1", whole=True)]
+    ports: Annotated[Constant, In("1", whole=True)]  # of `beat` bytes at port_clock
     port_clock: Annotated[Constant, In("MHz")]
     beat: Annotated[Constant, In("bytes", whole=True)]
-    burst: Annotated[Constant, In("beats", whole=True)]
+    burst: Annotated[Constant, In("beats", whole=True)]  # of a request
     order: Order
-    capacity: Annotated[Constant | None, In("GiB")] = None
-    keys: Literal["layer", "token"] = "layer"
-    ahead: Annotated[Constant, In("bursts", whole=True, most=4096)]
-    requests: Annotated[Constant | None, In("requests", whole=True)] = None
+    capacity: Annotated[Constant | None, In("GiB")] = None  # where it is not the device's
+    keys: Literal["layer", "token"] = "layer"  # of a layer, or of a token, one after the other
+    ahead: Annotated[Constant, In("bursts", whole=True, most=4096)]  # requested of a channel and not there yet
+    requests: Annotated[Constant | None, In("requests", whole=True)] = None  # of a port; None: as many as it takes
     latency: Annotated[Constant, In("cycles", zero=True, whole=True)]
     scales: Scales | None = None
     weights: Weights
-    window: Annotated[Constant | None, In("tiles", whole=True)] = None
+    window: Annotated[Constant | None, In("tiles", whole=True)] = None  # with multicast; else two halves
 
     @model_validator(mode="after")
     def _window(self) -> Hbm:

@@ -28,26 +28,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DecodeSettings:
-    """How to decode. `frames` are those decoded, without context frames.
-
-    window: attend to the last so many tokens and each prompt's first `sinks` only; None: to all.
-    kv_dtype, executor: of `choices.KVDtype` and `choices.Executor`; see `select.choose`.
-    keep_tas: compute and store the scores of every layer.
-    threads: of the native kernels alone; None: as many as torch has.
-    segment: decoded frames after which the context rolls; None: never.
-    """
+    """How to decode. `frames` are those decoded, without context frames."""
 
     frames: int
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     rule: ReplayRule = field(default_factory=ReplayRule)
     draft: DraftSettings = field(default_factory=DraftSettings)
-    window: int | None = None
+    window: int | None = None  # attend to the last so many tokens and each prompt's first `sinks` only; None: to all
     sinks: int = 4
-    kv_dtype: str = "auto"
-    keep_tas: bool = False
-    executor: str = "auto"
-    threads: int | None = None
-    segment: int | None = None
+    kv_dtype: str = "auto"  # of `choices.KVDtype`
+    keep_tas: bool = False  # compute and store the scores of every layer
+    executor: str = "auto"  # of `choices.Executor`; see `select.choose`
+    threads: int | None = None  # of the native kernels alone; None: as many as torch has
+    segment: int | None = None  # decoded frames after which the context rolls; None: never
 
     @property
     def held(self) -> int:

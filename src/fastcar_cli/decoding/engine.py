@@ -30,23 +30,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Decode(Batch):
-    """A batch and the loop that decodes it; `Decode.of` makes one.
+    """A batch and the loop that decodes it; `Decode.of` makes one."""
 
-    executor: runs the passes; chosen, with the reason `why`, when decoding begins. `release` leaves `executor_name`.
-    saved: fills the caches from a file, or by the prefill that it gets, which it saves; None: no file.
-    windows: what `--draft auto` has learned of earlier videos like these.
-    until: positions that are decoded before the caller raises it; None: all.
-    rolls: how often the context has rolled.
-    """
-
-    executor: Executor | None = None
+    executor: Executor | None = None  # runs the passes; chosen, with the reason `why`, when decoding begins
     drafter: Drafter | None = None
-    saved: Callable[[Callable[[], Tensor]], Tensor] | None = None
-    windows: DraftWindow | None = None
-    until: int | None = None
-    executor_name: str | None = None
+    saved: Callable[[Callable[[], Tensor]], Tensor] | None = None  # prefills by a file, or into it
+    windows: DraftWindow | None = None  # what `--draft auto` has learned of earlier videos like these
+    until: int | None = None  # positions that are decoded before the caller raises it; None: all
+    executor_name: str | None = None  # `release` leaves it
     why: str = ""
-    rolls: int = 0
+    rolls: int = 0  # how often the context has rolled
     _segment: tuple[int, int] = (0, 0)
     _again: int = 0
     _began: float | None = None

@@ -46,22 +46,14 @@ def prompt_mask(
 
 
 class Slots(NamedTuple):
-    """Where tokens read and write the caches, each int64 [n]; the columns of `KVCache.table`.
+    """Where tokens read and write the caches, each int64 [n]; the columns of `KVCache.table`."""
 
-    slot: takes the token's key and value.
-    length: slots below it are attended to.
-    aligned_from: of the aligned key that the token is scored against.
-    aligned_to: takes its own aligned key.
-    older: how many of the older tokens are attended to (see `Int8KVCache`).
-    moved_to: where among them the token goes that lay in `slot`; -1: nowhere.
-    """
-
-    slot: Tensor
-    length: Tensor
-    aligned_from: Tensor
-    aligned_to: Tensor
-    older: Tensor
-    moved_to: Tensor
+    slot: Tensor  # takes the token's key and value
+    length: Tensor  # slots below it are attended to
+    aligned_from: Tensor  # of the aligned key that the token is scored against
+    aligned_to: Tensor  # takes its own aligned key
+    older: Tensor  # how many of the older tokens are attended to (see `Int8KVCache`)
+    moved_to: Tensor  # where among them the token goes that lay in `slot`; -1: nowhere
 
 
 @dataclass(frozen=True)

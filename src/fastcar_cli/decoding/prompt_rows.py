@@ -15,22 +15,14 @@ from fastcar_cli.models.network import Network
 
 @dataclass(frozen=True)
 class PromptRows:
-    """Prompts as rows of token ids, padded on the left: conditional rows first, then the unconditional ones.
+    """Prompts as rows of token ids, padded on the left: conditional rows first, then the unconditional ones."""
 
-    ids: int64 [rows, padded].
-    lengths: tokens of each row, int64 [rows].
-    guided: whether each video has two rows.
-    aligned: tokens of frames at the end of the prompts.
-    conditions: what videos are given beside their prompts, as `Network.added` takes it.
-    reused: the first tokens, whose keys and values the KV cache holds already.
-    """
-
-    ids: Tensor
-    lengths: Tensor
-    guided: bool
-    aligned: int = 0
-    conditions: Tensor | None = None
-    reused: int = 0
+    ids: Tensor  # int64 [rows, padded]
+    lengths: Tensor  # tokens of each row, int64 [rows]
+    guided: bool  # whether each video has two rows
+    aligned: int = 0  # tokens of frames at the end of the prompts
+    conditions: Tensor | None = None  # what videos are given beside their prompts, as `Network.added` takes it
+    reused: int = 0  # the first tokens, whose keys and values the KV cache holds already
 
     @classmethod
     def of(

@@ -25,33 +25,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trace:
-    """A teacher-forced run. Rows: conditional ones first, then unconditional; all tensors on the CPU.
+    """A teacher-forced run. Rows: conditional ones first, then unconditional; all tensors on the CPU."""
 
-    input_ids: token ids of each row's prompt, without padding.
-    position_ids: rotary positions of the prompts, padded on the left (padding has 1), int64 [rows, longest].
-    steps: indices of predicted tokens, those of logits and hidden states.
-    logits: after guidance, before top-k, float32 [len(steps), depth, P, codes].
-    hidden: after the final norm, float32 [len(steps), rows, width].
-    tas: by input token, float32 [layers, rows, T*N - 1]; NaN where none was computed.
-    replayed: by input token, bool [layers, rows, T*N - 1].
-    mlp: MLP outputs used at `mlp_tokens`, float32 [layers, len(mlp_tokens), rows, width].
-    block_out: residual stream after each block at `steps`, float32 [len(steps), layers, rows, width];
-        of the prompt's last token for step 0.
-    frames: pixels, float32 [P, frames, H, W, 3] in 0..255, not rounded, context frames first.
-    replay_ratio: replayed MLPs / (layers * rows * (T*N - 1)).
-    """
-
-    input_ids: list[list[int]]
-    position_ids: Tensor
-    steps: list[int]
-    logits: Tensor
-    hidden: Tensor
-    tas: Tensor
-    replayed: Tensor
-    mlp: Tensor
-    block_out: Tensor
-    frames: Tensor
-    replay_ratio: float
+    input_ids: list[list[int]]  # token ids of each row's prompt, without padding
+    position_ids: Tensor  # rotary positions of the prompts, padded on the left (padding has 1), int64 [rows, longest]
+    steps: list[int]  # indices of predicted tokens, those of logits and hidden states
+    logits: Tensor  # after guidance, before top-k, float32 [len(steps), depth, P, codes]
+    hidden: Tensor  # after the final norm, float32 [len(steps), rows, width]
+    tas: Tensor  # by input token, float32 [layers, rows, T*N - 1]; NaN where none was computed
+    replayed: Tensor  # by input token, bool [layers, rows, T*N - 1]
+    mlp: Tensor  # MLP outputs used at `mlp_tokens`, float32 [layers, len(mlp_tokens), rows, width]
+    block_out: Tensor  # after each block at `steps`, float32 [len(steps), layers, rows, width]; at 0 the prompt's last
+    frames: Tensor  # pixels, float32 [P, frames, H, W, 3] in 0..255, not rounded, context frames first
+    replay_ratio: float  # replayed MLPs / (layers * rows * (T*N - 1))
 
 
 class _Outputs:

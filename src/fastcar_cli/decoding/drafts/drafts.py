@@ -25,17 +25,11 @@ from fastcar_cli.decoding.inputs import Inputs
 
 @dataclass(frozen=True)
 class DraftSettings:
-    """How tokens are drafted.
+    """How tokens are drafted."""
 
-    kind: `off`, `frame`, `jacobi`, or `auto`, which chooses by what passes cost and what is accepted.
-    window: W, most input tokens of a video that one pass takes.
-    accept: for measuring, the probability that a draft counts as right, whatever is drawn (the video then means
-        nothing); None: drafts are compared.
-    """
-
-    kind: str = "off"
-    window: int = 1
-    accept: float | None = None
+    kind: str = "off"  # `off`, `frame`, `jacobi`, or `auto`, which chooses by what passes cost and what is accepted
+    window: int = 1  # W, most input tokens of a video that one pass takes
+    accept: float | None = None  # to measure: the chance that a draft counts as right, whatever is drawn
 
     @property
     def fixed(self) -> int:

@@ -141,18 +141,14 @@ class HostExecutor(Executor):
 
 @dataclass
 class PromptPart:
-    """A prompt, and the rows of each video that has it.
-
-    x: the residual stream [rows, n, width] of the n tokens that are not reused. positions: [rows, n]. cos, sin: [rows,
-        1, n, head_dim].
-    """
+    """A prompt, and the rows of each video that has it."""
 
     videos: list[list[int]]
     prompts: PromptRows
-    x: Tensor
-    positions: Tensor
-    cos: Tensor
-    sin: Tensor
+    x: Tensor  # the residual stream [rows, n, width] of the n tokens that are not reused
+    positions: Tensor  # [rows, n]
+    cos: Tensor  # [rows, 1, n, head_dim]
+    sin: Tensor  # as `cos`
 
 
 def run_prompts(batch: Batch, x: Tensor) -> Tensor:

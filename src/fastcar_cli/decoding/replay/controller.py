@@ -43,22 +43,18 @@ def max_ratio(
 
 @dataclass(frozen=True)
 class Size:
-    """A batch: `frame` is N, `tokens` T*N, with `slack` more that drafts may write; row r belongs to video r % videos.
-
-    delimiters: places in a frame. aligned: tokens of frames at the end of the prompts. dtype, device: of MLP outputs.
-    opening: see `Layout`.
-    """
+    """A batch; row r belongs to video r % videos."""
 
     layers: int
     rows: int
     videos: int
-    frame: int
-    tokens: int
+    frame: int  # N
+    tokens: int  # T*N
     width: int
-    slack: int = 0
-    delimiters: Sequence[int] = ()
-    aligned: int = 0
-    dtype: torch.dtype = torch.float32
+    slack: int = 0  # tokens after them that drafts may write
+    delimiters: Sequence[int] = ()  # places in a frame
+    aligned: int = 0  # tokens of frames at the end of the prompts
+    dtype: torch.dtype = torch.float32  # of MLP outputs
     device: torch.device | None = None
     opening: int = 0
 

@@ -21,27 +21,16 @@ from fastcar_cli.decoding.replay.controller import Controller, Size, Target
 
 @dataclass(frozen=True)
 class ReplayRule:
-    """When a block replays.
-
-    tau: the thresholds.
-    tas_definition: of the temporal attention score, `attention` (q and k rotated) or `released` (q before rotation, as
-        in the published code).
-    pairs: whether the two rows of a guided video decide together, on their mean score.
-    max_age: how often in a row one value may be replayed; None: without end, 0: never.
-    replay_delimiters: whether delimiters may replay too.
-    target: a replay ratio that a controller keeps by moving the thresholds, instead of `tau`.
-    score: what is compared with tau, a name of `scores.SCORES`; called TAS here, the default.
-    first_frame: first decoded frame that may replay, from 0.
-    """
+    """When a block replays."""
 
     tau: Tau = OFF
-    tas_definition: str = "attention"
-    pairs: bool = False
-    max_age: int | None = None
-    replay_delimiters: bool = False
-    target: Target | None = None
-    score: str = "tas"
-    first_frame: int = 0
+    tas_definition: str = "attention"  # `released`: q before rotation, as in the published code; else both rotated
+    pairs: bool = False  # whether the two rows of a guided video decide together, on their mean score
+    max_age: int | None = None  # how often in a row one value may be replayed; None: without end, 0: never
+    replay_delimiters: bool = False  # whether delimiters may replay too
+    target: Target | None = None  # a replay ratio that a controller keeps by moving the thresholds, instead of `tau`
+    score: str = "tas"  # what is compared with tau, a name of `scores.SCORES`; called TAS here, the default
+    first_frame: int = 0  # first decoded frame that may replay, from 0
 
     @property
     def off(self) -> bool:

@@ -18,32 +18,20 @@ from fastcar_cli.decoding.replay.replay import temporal_attention_score
 
 @dataclass(frozen=True)
 class BlockState:
-    """One block at one visual token, between attention and MLP, all rows. Good during the call only.
+    """One block at one visual token, between attention and MLP, all rows. Good during the call only."""
 
-    layer, t: of the block and of the input token.
-    tas_definition: of the temporal attention score, `attention` or `released`.
-    input: the residual stream before the block, [rows, width].
-    query, rotated: queries before and after rotation, [rows, heads, head_dim].
-    aligned_key: the aligned token's keys, rotated, [rows, kv_heads, head_dim].
-    attention: what attention added, [rows, width].
-    after: the residual stream that the MLP reads, [rows, width].
-    replayable: the MLP output that a replay would take, [rows, width].
-    noise: numbers in [0, 1) of these videos, this layer and token, [rows].
-    mlp: what the block's MLP would add to a residual stream [rows, width].
-    """
-
-    layer: int
-    t: int
-    tas_definition: str
-    input: Tensor
-    query: Tensor
-    rotated: Tensor
-    aligned_key: Tensor
-    attention: Tensor
-    after: Tensor
-    replayable: Tensor
-    noise: Tensor
-    mlp: Callable[[Tensor], Tensor]
+    layer: int  # of the block
+    t: int  # the input token
+    tas_definition: str  # of the temporal attention score, `attention` or `released`
+    input: Tensor  # the residual stream before the block, [rows, width]
+    query: Tensor  # queries before rotation, [rows, heads, head_dim]
+    rotated: Tensor  # and after it
+    aligned_key: Tensor  # the aligned token's keys, rotated, [rows, kv_heads, head_dim]
+    attention: Tensor  # what attention added, [rows, width]
+    after: Tensor  # the residual stream that the MLP reads, [rows, width]
+    replayable: Tensor  # the MLP output that a replay would take, [rows, width]
+    noise: Tensor  # numbers in [0, 1) of these videos, this layer and token, [rows]
+    mlp: Callable[[Tensor], Tensor]  # what the block's MLP would add to a residual stream [rows, width]
 
 
 Of = Callable[[BlockState, Tensor], Tensor]
