@@ -16,7 +16,7 @@ from typing import Any
 from fastcar_cli._version import __version__
 from fastcar_cli.config.tau import Tau
 from fastcar_cli.decoding.replay.scores import SCORES
-from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.errors import RequestError
 from fastcar_cli.media.metrics import error_of, psnr_of
 from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_cli.profile.machine import names_of
@@ -64,11 +64,11 @@ def build(store: Store, pipe: VideoPipeline, config: dict[str, Any], metrics: Se
 def cells_of(documents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Cells of results from the documents of a store, with speed against the dense ones among them."""
     # Times of two executors can't be compared.
-    medians = {(d["id"], d.get("kernels")): statistics.median(r["decode_s"] for r in d["runs"]) for d in documents}
+    medians = {(d["id"], d["kernels"]): statistics.median(r["decode_s"] for r in d["runs"]) for d in documents}
     digests = {d["id"]: d["digest"] for d in documents}
     cells = []
     for d in documents:
-        cell, kernels, seconds = Cell.from_dict(d), d.get("kernels"), [r["decode_s"] for r in d["runs"]]
+        cell, kernels, seconds = Cell.from_dict(d), d["kernels"], [r["decode_s"] for r in d["runs"]]
         median, dense_s = medians[d["id"], kernels], medians.get((cell.reference.id, kernels))
         undrafted = digests.get(replace(cell, draft=OFF).id)
         found: dict[str, Any] = {
@@ -126,10 +126,6 @@ def summarise(cells: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[d
         }
         compared = [c for c in videos if c["metrics"] is not None]
         for key in metrics:
-            for c in compared:
-                if key not in c["metrics"]:
-                    lacks = f"cells/{c['id']}.json is damaged: it lacks {key}"
-                    raise RunError(lacks, hint="delete it and sweep again")
             values = _all(compared, "metrics", key)
             line[key] = psnr_of(_mean(map(error_of, values)) or 0.0) if key == "psnr_db" else _mean(values)
         share, dense_share = (_mean(_all(some, "fidelity", "all_right")) for some in (videos, dense))

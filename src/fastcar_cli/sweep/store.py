@@ -2,7 +2,7 @@
 
 DIR/sweep.json          what decides the results (fingerprint), and the axes of all runs so far
 DIR/cells/<id>.mp4      the video, <id>.npz a dense cell's frames, <id>.tokens.npz arrays of a `record`
-DIR/cells/<id>.json     everything measured, with hashes of these files; written last
+DIR/cells/<id>.json     everything measured, with hashes of these files and of itself; written last
 
 One sweep at a time uses a folder; shards of the same division may share one, each with a lock of its own.
 """
@@ -10,6 +10,7 @@ One sweep at a time uses a folder; shards of the same division may share one, ea
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import platform
@@ -17,60 +18,18 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from numpy.typing import NDArray
-from pydantic import Field
 
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.pipeline.videos import Video
 from fastcar_cli.sweep.grid import Cell, Grid
 from fastcar_cli.system.files import file_text, locked, make_folder, read_arrays, sha256_of, write_arrays, write_whole
-from fastcar_cli.system.plain_data import Flag, Foreign, checked, parse_json
+from fastcar_cli.system.plain_data import checked, parse_json
 
 FORMAT = "fastcar-sweep-1"
 LOCK = ".lock"
-
-_Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-_Metrics = dict[str, Annotated[_Finite, Field(ge=-1000, le=1000)] | None]
-
-
-class _Run(Foreign):
-    decode_s: Annotated[_Finite, Field(gt=0)]
-    tokens_per_s: _Finite
-
-
-class _Replayed(Foreign):
-    ratio: _Finite
-    eligible_ratio: _Finite
-
-
-class _Fpga(Foreign):
-    cycles: _Finite
-    energy_j: _Finite
-
-
-class _Fidelity(Foreign):
-    all_right: Flag
-
-
-class _Drafts(Foreign):
-    tokens_per_pass: _Finite
-
-
-class _Saved(Foreign):
-    """Content of a cell's file besides the cell; files of earlier versions lack some keys."""
-
-    runs: Annotated[list[_Run], Field(min_length=1)]
-    files: dict[str, str]
-    digest: str
-    replay: _Replayed
-    metrics: _Metrics | None = None
-    frames: dict[str, list[_Finite | None]] | None = None
-    fidelity: _Fidelity | None = None
-    fpga: _Fpga | None = None
-    drafts: _Drafts | None = None
-    kernels: str | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +81,10 @@ def lock_folder(folder: Path, shard: tuple[int, int] | None = None) -> Iterator[
         finally:
             with contextlib.suppress(OSError):
                 note.unlink(missing_ok=True)
+
+
+def _digest(document: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 class Store:
@@ -199,13 +162,10 @@ class Store:
 
     def _load(self, name: str) -> dict[str, Any]:
         document = parse_json(file_text(self.cells_folder / f"{name}.json"), finite=True)
-        if not isinstance(document, dict):
-            raise ValueError("is not a cell")
-        if document["id"] != name or Cell.from_dict(document).id != name:
+        if document["id"] != name:
             raise ValueError("belongs to another cell")
-        checked(_Saved, document, name)
-        if lacking := {"metrics", "frames", "fidelity", "fpga"} - document.keys():
-            raise ValueError(f"lacks {min(lacking)}")
+        if document.pop("sha256") != _digest(document):
+            raise ValueError("was changed after it was written")
         for suffix, digest in document["files"].items():
             try:
                 if sha256_of(self.cells_folder / f"{name}{suffix}") != digest:
@@ -235,7 +195,8 @@ class Store:
             except OSError as e:
                 raise RunError(f"{e.filename} can't be read: {e.strerror}") from None
             document = {"id": name, **finding.cell.to_dict(), **finding.document, "runs": [finding.run], "files": files}
-        write_whole(self.cells_folder / f"{name}.json", json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        text = json.dumps(document | {"sha256": _digest(document)}, indent=1, ensure_ascii=False)
+        write_whole(self.cells_folder / f"{name}.json", f"{text}\n")
         self.cells[name] = document
 
     def arrays(self, name: str) -> dict[str, NDArray[Any]]:
