@@ -68,17 +68,14 @@ def constants(part: BaseModel, prefix: str = "") -> dict[str, Constant]:
 
 
 class Bank(Entry):
-    """A memory of a board: its channels, and the ports from logic to it, with the clock that they reach.
-
-    energy: of a bit from a cell to the logic.
-    """
+    """A memory of a board: its channels, and the ports from logic to it, with the clock that they reach."""
 
     capacity: Annotated[Constant, In("GiB")]
     channels: Annotated[Constant, In("1", whole=True)]
     ports: Annotated[Constant, In("1", whole=True)]
     port: Annotated[Constant, In("bits", whole=True)]
     port_clock: Annotated[Constant, In("MHz")]
-    energy: Annotated[Constant, In("pJ/bit", zero=True)]
+    energy: Annotated[Constant, In("pJ/bit", zero=True)]  # from a cell to the logic
 
 
 class Power(Entry):
@@ -201,18 +198,14 @@ def load_part(name: str) -> Part:
 
 @dataclass(frozen=True)
 class ReadStream:
-    """How streams read a channel; `streams` are served in turn, `turn` bursts each, and lie `apart` bursts apart.
-
-    port: picoseconds of a burst in its share of the ports. ahead: bursts requested and not delivered yet. chunk,
-    stride: bursts in a row, and from the first of a chunk to the first of the next; 0: one endless chunk.
-    """
+    """How streams read a channel; `streams` are served in turn, `turn` bursts each, and lie `apart` bursts apart."""
 
     part: Part
     order: Order
-    port: int
-    ahead: int
-    chunk: int = 0
-    stride: int = 0
+    port: int  # picoseconds of a burst in its share of the ports
+    ahead: int  # bursts requested and not delivered yet
+    chunk: int = 0  # bursts in a row; 0: endless
+    stride: int = 0  # bursts from the first of a chunk to the first of the next
     streams: int = 1
     turn: int = 1
     apart: int = 0

@@ -101,17 +101,13 @@ class NumberFormat(Entry):
 
 
 class Drs(Entry):
-    """Cost of Dynamic Resource Scheduling.
-
-    dispatch: cycles a dispatched packet takes; None: one for each of its words. fetch: a dropped packet is jumped over
-    in `drop` cycles (skip), or passes like a dispatched one (stream). queue: packets a core holds.
-    """
+    """Cost of Dynamic Resource Scheduling. A packet whose `dispatch` is None takes a cycle for each of its words."""
 
     remap: Annotated[Constant, In("cycles/layer", zero=True, whole=True)]
     dispatch: Annotated[Constant | None, In("cycles/row", zero=True, whole=True)] = None
-    fetch: Literal["skip", "stream"]
+    fetch: Literal["skip", "stream"]  # a dropped packet: jumped over in `drop` cycles, or as a dispatched one
     drop: Annotated[Constant, In("cycles/row", zero=True, whole=True)]
-    queue: Annotated[Constant, In("packets", whole=True)]
+    queue: Annotated[Constant, In("packets", whole=True)]  # that a core holds
 
 
 class Rest(Entry):
@@ -128,16 +124,12 @@ class Rest(Entry):
 
 
 class Chain(Entry):
-    """Steps of a layer that wait for the one before, so that nothing overlaps them.
+    """Steps of a layer that wait for the one before, so that nothing overlaps them."""
 
-    waits: products whose first tile is loaded only then, beside those that open projections, attention and MLP. passes:
-    vectors of the model's width through the lanes. trips: reads and writes that wait for the memory. heads: each head.
-    """
-
-    waits: Annotated[Constant | None, In("1", zero=True, whole=True)] = None
-    passes: Annotated[Constant | None, In("1", zero=True)] = None
-    trips: Annotated[Constant | None, In("1", zero=True, whole=True)] = None
-    heads: Annotated[Constant | None, In("cycles/head", zero=True)] = None
+    waits: Annotated[Constant | None, In("1", zero=True, whole=True)] = None  # other products whose first tile waits
+    passes: Annotated[Constant | None, In("1", zero=True)] = None  # of vectors of the model's width
+    trips: Annotated[Constant | None, In("1", zero=True, whole=True)] = None  # that wait for the memory
+    heads: Annotated[Constant | None, In("cycles/head", zero=True)] = None  # of each head
 
 
 class Ring(Entry):

@@ -49,22 +49,17 @@ def energy_of(result: RunResult, preset: Preset) -> EnergyReport:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The same decisions under DRS, static mapping and the ideal schedule, and others beside them.
-
-    computing [layers, slots, passes] of the Index Register, and the input tokens there [slots, passes], -1 in empty
-    slots. dense: every row computed, one token a pass (static). replay: the decisions with one token a pass (DRS).
-    drafts: every row computed in the passes that ran (static).
-    """
+    """The same decisions under DRS, static mapping and the ideal schedule, and others beside them."""
 
     emulator: Emulator
-    computing: NDArray[np.bool_]
-    tokens: NDArray[np.int64]
+    computing: NDArray[np.bool_]  # [layers, slots, passes], of the Index Register
+    tokens: NDArray[np.int64]  # the input tokens there [slots, passes], -1 in empty slots
     drs: RunResult
     static: RunResult
     ideal: RunResult
-    dense: RunResult
-    replay: RunResult
-    drafts: RunResult
+    dense: RunResult  # every row computed, one token a pass (static)
+    replay: RunResult  # the decisions with one token a pass (DRS)
+    drafts: RunResult  # every row computed in the passes that ran (static)
 
     def per_token(self) -> dict[str, dict[str, float]]:
         """What a final token of every video costs with one token a pass and in the passes that ran."""

@@ -15,11 +15,7 @@ from fastcar_fpga.preset import Preset, load_preset
 
 @dataclass(frozen=True)
 class Workload:
-    """Shapes and lengths of a run.
-
-    prompt: tokens before the first visual one; window: last tokens attended to (None: all) beside `sinks`. Weight
-    counts are per layer; of `depth_weights` all that the codes of a position read.
-    """
+    """Shapes and lengths of a run."""
 
     name: str
     layers: int
@@ -28,14 +24,14 @@ class Workload:
     mlp_width: int
     kv_width: int
     heads: int
-    projection_weights: int
-    depth_weights: int
+    projection_weights: int  # of a layer
+    depth_weights: int  # all that the codes of a position read
     depth_outputs: int
     resident_weights: int
     tokens_per_frame: int
     frames: int
-    prompt: int
-    window: int | None = None
+    prompt: int  # tokens before the first visual one
+    window: int | None = None  # last tokens attended to (None: all) beside `sinks`
     sinks: int = 4
 
     @property

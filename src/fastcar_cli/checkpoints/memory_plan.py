@@ -33,11 +33,7 @@ def stored_bytes(network: Network, form: WeightFormat, part: str = "") -> int:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes by purpose, and the most that replay can speed up decoding where memory bounds it.
-
-    `ceiling` is dense bytes read per step over bytes read when every eligible MLP replays (of the layers with a
-    threshold; of all with tau off), the mean over the run.
-    """
+    """Bytes by purpose, and the most that replay can speed up decoding where memory bounds it."""
 
     dtype: str
     device: str
@@ -48,7 +44,7 @@ class MemoryPlan:
     available: int
     mlp_share: float
     max_replay_ratio: float
-    ceiling: float
+    ceiling: float  # dense bytes read a step over those with all eligible MLPs replayed; with tau off, of all layers
 
     @property
     def needed(self) -> int:

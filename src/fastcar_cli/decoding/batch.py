@@ -50,16 +50,14 @@ class DecodeSettings:
 
 @dataclass(frozen=True)
 class Step:
-    """What one pass gave: the positions after its inputs, `inputs.first + 1` and on.
-
-    hidden [rows, count, width] after the final norm; logits [depth, P, count, codes], guided, before top-k; None
-    without `keep_logits`. On a GPU it may still be computed; tensors are good until the next step.
+    """What one pass gave: the positions after its inputs, `inputs.first + 1` and on, good until the next step. On a GPU
+    it may still be computed.
     """
 
     inputs: Inputs
     draws: Draws
-    hidden: Tensor
-    logits: Tensor | None
+    hidden: Tensor  # [rows, count, width] after the final norm
+    logits: Tensor | None  # [depth, P, count, codes], guided, before top-k; None without `keep_logits`
 
     @property
     def codes(self) -> Tensor:
@@ -104,17 +102,13 @@ the residual stream after it, [rows, width] each and good during the call.
 
 @dataclass
 class Observers:
-    """What watches a decode; any of these but the last two needs the plain executor.
-
-    `on_block` sees every scored block between attention and MLP; `mark` gets a name at the end of each part of a pass,
-    `on_prefill` the work done in the prefill and all of it, `on_prompt` what `Batch.fill` takes.
-    """
+    """What watches a decode, and gets; any but the last two needs the plain executor."""
 
     watch: Watch | None = None
-    on_block: Callable[[BlockState], None] | None = None
-    mark: Callable[[str], None] | None = None
-    on_prefill: Callable[[int, int], None] | None = None
-    on_prompt: Callable[[int, Tensor, Tensor, Tensor], None] | None = None
+    on_block: Callable[[BlockState], None] | None = None  # every scored block between attention and MLP
+    mark: Callable[[str], None] | None = None  # a name at the end of each part of a pass
+    on_prefill: Callable[[int, int], None] | None = None  # the work done in the prefill and all of it
+    on_prompt: Callable[[int, Tensor, Tensor, Tensor], None] | None = None  # what `Batch.fill` takes
 
     def prefilled(self, done: int, total: int) -> None:
         """Report the prefill's progress."""
@@ -124,18 +118,14 @@ class Observers:
 
 @dataclass
 class Clock:
-    """Wall seconds of the phases of a decode, with the device waited for at their ends.
+    """Wall seconds of the phases of a decode, with the device waited for at their ends."""
 
-    `reading`: prompts to tokens. `capture`: building CUDA graphs within a decode, which `decode` leaves out. `mlp` and
-    `draw` (codes from hidden states) are parts of `decode`, 0 where the executor does not time them.
-    """
-
-    reading: float = 0.0
+    reading: float = 0.0  # prompts to tokens
     prefill: float = 0.0
-    capture: float = 0.0
+    capture: float = 0.0  # building CUDA graphs within a decode, which `decode` leaves out
     decode: float = 0.0
-    mlp: float = 0.0
-    draw: float = 0.0
+    mlp: float = 0.0  # of `decode`; 0 where the executor does not time it
+    draw: float = 0.0  # codes from hidden states; as `mlp`
 
 
 @dataclass

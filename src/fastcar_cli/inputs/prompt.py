@@ -54,21 +54,14 @@ class _Input:
 
 @dataclass(frozen=True, eq=False)
 class Clip(_Input):
-    """Frames of a video from its first on, and an action a frame.
-
-    Attributes:
-        frames: uint8 [S, H, W, 3], or float32 in 0 .. 1; those after a model's context frames are ignored.
-        actions: float32 [S, A] or one row less, row t leads from frame t to frame t + 1; None without.
-        name: what to call it, such as its file.
-        text: a text as vectors float32 [words, width], all of which are attended to; None of a model without text.
-
+    """Frames of a video from its first on, and an action a frame; those after a model's context frames are ignored.
     Raises RequestError for arrays of other shapes or numbers.
     """
 
-    frames: NDArray[np.uint8] | NDArray[np.float32]
-    actions: NDArray[np.float32] | None = None
-    name: str = "input"
-    text: NDArray[np.float32] | None = None
+    frames: NDArray[np.uint8] | NDArray[np.float32]  # uint8 [S, H, W, 3], or float32 in 0 .. 1
+    actions: NDArray[np.float32] | None = None  # float32 [S, A] or one row less: t leads from frame t to frame t + 1
+    name: str = "input"  # what to call it, such as its file
+    text: NDArray[np.float32] | None = None  # float32 [words, width], all of which are attended to
 
     def __post_init__(self) -> None:
         floats = self.frames.dtype == np.float32

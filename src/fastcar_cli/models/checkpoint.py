@@ -252,15 +252,11 @@ class Checkpoint(ABC):
 
 
 class Released(Checkpoint):
-    """A checkpoint as the authors of a model release it.
+    """A checkpoint as the authors of a model release it."""
 
-    DEFAULTS: those of the released inference code. PATTERNS: files of a repository on the hub that a model needs.
-    OFFLINE: whether the shapes of published models replace configs that can't be fetched.
-    """
-
-    DEFAULTS: ClassVar[GenerationDefaults]
-    PATTERNS: ClassVar[Sequence[str]]
-    OFFLINE: ClassVar[bool] = True
+    DEFAULTS: ClassVar[GenerationDefaults]  # of the released inference code
+    PATTERNS: ClassVar[Sequence[str]]  # files of a repository on the hub that a model needs
+    OFFLINE: ClassVar[bool] = True  # whether published models' shapes replace configs that can't be fetched
 
     @staticmethod
     def companions(name: str) -> Mapping[str, tuple[str, ...]]:

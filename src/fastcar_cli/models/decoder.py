@@ -63,13 +63,7 @@ class Axes:
 
 @dataclass(frozen=True, config=WHOLE)
 class DecoderSpec:
-    """Sizes of the decoder. Raises ValueError where heads do not divide the width, or keys' heads the others.
-
-    `rope_factor` divides positions (linear rope scaling). `rope_periods` are periods in positions of each rotated pair
-    of a head, in place of powers of `rope_theta`; with `axes` pairs are rotated by frame, row and column. `head_width`
-    0 is width / heads; with `head_norms` queries and keys are normed before rotation. `source` is the width of what
-    cross attention reads, 0 without.
-    """
+    """Sizes of the decoder. Raises ValueError where heads do not divide the width, or keys' heads the others."""
 
     width: Size
     layers: Layers
@@ -79,14 +73,14 @@ class DecoderSpec:
     vocab: Size
     rms_eps: Factor = 1e-6
     rope_theta: Factor = 10000.0
-    rope_factor: Factor = 1.0
+    rope_factor: Factor = 1.0  # divides positions (linear rope scaling)
     max_positions: Size = 4096
     attention_bias: Flag = False
-    rope_periods: tuple[Factor, ...] = ()
-    head_width: Count = 0
-    head_norms: Flag = False
-    axes: Axes | None = None
-    source: Count = 0
+    rope_periods: tuple[Factor, ...] = ()  # of each rotated pair of a head, in place of powers of `rope_theta`
+    head_width: Count = 0  # 0: width / heads
+    head_norms: Flag = False  # of queries and keys, before rotation
+    axes: Axes | None = None  # rotate pairs by frame, row and column
+    source: Count = 0  # width of what cross attention reads, 0 without
 
     def __post_init__(self) -> None:
         uneven = not self.head_width and self.width % self.heads

@@ -27,32 +27,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """The order of a video's tokens in the sequence.
+    """The order of a video's tokens in the sequence."""
 
-    Attributes:
-        stride: N, tokens a frame; the token aligned with token t is t - N. Token 0 is the first after the prompt.
-        delimiters: places in a frame (t % N) of tokens that separate frames and are not codes.
-        delimiter: their id; None without delimiters, or where they are not all alike (`Network.given`).
-        delimiters_sampled: whether delimiters are sampled as codes are; the one of token 0 never is.
-        prefix: tokens of a prompt before its frames; None: a prompt holds no frames.
-        context: frames of the video that a prompt holds; they are shown, not decoded.
-        prompt_frames: how many of these lie in the prompt as tokens, after the prefix.
-        held: the number of these tokens; None: N a frame.
-        opening: tokens with which a frame begins that have no aligned token in a prompt.
-        guided: whether a video may have an unconditional row beside its conditional one.
-
-    """
-
-    stride: int
-    delimiters: tuple[int, ...] = ()
-    delimiter: int | None = None
-    delimiters_sampled: bool = False
-    prefix: int | None = None
-    context: int = 0
-    prompt_frames: int = 0
-    held: int | None = None
-    opening: int = 0
-    guided: bool = True
+    stride: int  # N, tokens a frame; token 0 is the first after the prompt, t - N the one aligned with t
+    delimiters: tuple[int, ...] = ()  # places in a frame (t % N) of tokens that separate frames and are not codes
+    delimiter: int | None = None  # their id; None without, or where they are not all alike (`Network.given`)
+    delimiters_sampled: bool = False  # as codes are; the one of token 0 never is
+    prefix: int | None = None  # tokens of a prompt before its frames; None: a prompt holds no frames
+    context: int = 0  # frames of the video that a prompt holds; they are shown, not decoded
+    prompt_frames: int = 0  # how many of these lie in the prompt as tokens, after the prefix
+    held: int | None = None  # the number of these tokens; None: N a frame
+    opening: int = 0  # tokens with which a frame begins that have no aligned token in a prompt
+    guided: bool = True  # whether a video may have an unconditional row beside its conditional one
 
     @property
     def prompt(self) -> int | None:
@@ -91,35 +77,25 @@ class Play(NamedTuple):
 
 @dataclass(frozen=True)
 class SamplingWeights:
-    """Weights that sampling the codes of a position reads.
+    """Weights that sampling the codes of a position reads."""
 
-    `heads` are read for all depths together by the layers that give logits, `transformer` by what comes before them;
-    `stored` are all of them once. `projector` lie between code vectors and the decoder's input.
-    """
-
-    transformer: int
-    heads: int
-    stored: int
-    projector: int = 0
+    transformer: int  # read by what comes before the heads
+    heads: int  # read for all depths together by the layers that give logits
+    stored: int  # all of them once
+    projector: int = 0  # between code vectors and the decoder's input
 
 
 @dataclass(frozen=True)
 class FrameSpec:
-    """The codes and sizes of frames.
+    """The codes and sizes of frames."""
 
-    A position has `depth` codes, each one of `codes`, whose vectors are `code_width` wide; a frame has `grid` rows and
-    columns of them, delimiters left out, and (height, width) pixels in `size`. `channels` are those of the widest
-    feature
-    map of full size while pixels are decoded. A latent frame stands for `per_latent` frames, the first one for one.
-    """
-
-    depth: int
-    codes: int
-    code_width: int
-    grid: tuple[int, int]
-    size: tuple[int, int]
-    channels: int
-    per_latent: int = 1
+    depth: int  # codes of a position
+    codes: int  # what each is one of
+    code_width: int  # of their vectors
+    grid: tuple[int, int]  # rows and columns of positions, delimiters left out
+    size: tuple[int, int]  # (height, width) in pixels
+    channels: int  # of the widest feature map of full size while pixels are decoded
+    per_latent: int = 1  # frames that a latent frame stands for; the first one for one
 
 
 @checked_dataclass(frozen=True, config=WHOLE)

@@ -9,19 +9,14 @@ from fastcar_cli.system.plain_data import WHOLE, Count, Factor, Flag, Setting
 
 @checked_dataclass(frozen=True, config=WHOLE)
 class SamplingSettings:
-    """Sampling of codes from logits.
+    """Sampling of codes from logits."""
 
-    `cfg` is the guidance scale, 1 is none; temperature 0 takes the likeliest code; top_k 0 and top_p 1 draw from all
-    codes. With `top_p_strict` a code is left out only where those before it hold more than top_p, not as much.
-    `first_frame_top_p` replaces top_p in frame 0, where a rare code may begin an object.
-    """
-
-    cfg: Setting = 3.0
-    temperature: Setting = 1.0
-    top_k: Count = 0
-    top_p: Factor = 1.0
-    top_p_strict: Flag = False
-    first_frame_top_p: Factor | None = None
+    cfg: Setting = 3.0  # guidance scale; 1: none
+    temperature: Setting = 1.0  # 0: the likeliest code
+    top_k: Count = 0  # 0: of all codes
+    top_p: Factor = 1.0  # 1: of all codes
+    top_p_strict: Flag = False  # a code is left out only where those before it hold more than top_p, not as much
+    first_frame_top_p: Factor | None = None  # in frame 0, where a rare code may begin an object
 
     @property
     def guided(self) -> bool:

@@ -145,20 +145,18 @@ def quantise_int4(weight: Tensor, scales: Callable[[Tensor], Tensor] = fitted_sc
 class Format:
     """How a matrix [out, in] is stored, and the functions that make it so.
 
-    `dtype` is that of the stored numbers, `bits` those of a weight, which may be fewer; `scale` is the dtype of scales,
-    None for floats; `group` weights of a row share a scale, None: all; `low` to `high` are the integers that a weight
-    can be. `quantise` makes numbers and scales of a float matrix, `widen` the reverse, `pack` numbers of integers int8
-    [out, in]. `fit` gives scales [n, 1] of groups float32 [n, group], whose squared errors weigh [group]; None: those
-    of `quantise`.
+    `quantise` makes numbers and scales of a float matrix, `widen` the reverse, `pack` numbers of integers int8 [out,
+    in]. `fit` gives scales [n, 1] of groups float32 [n, group], whose squared errors weigh [group]; None: those of
+    `quantise`.
     """
 
     name: str
-    dtype: torch.dtype
-    bits: int
-    scale: torch.dtype | None = None
-    group: int | None = None
-    low: int = 0
-    high: int = 0
+    dtype: torch.dtype  # of the stored numbers
+    bits: int  # of a weight, which may be fewer
+    scale: torch.dtype | None = None  # dtype of scales; None: floats
+    group: int | None = None  # weights of a row that share a scale; None: all
+    low: int = 0  # the least integer that a weight can be
+    high: int = 0  # the largest
     quantise: Callable[[Tensor], tuple[Tensor, Tensor]] = lambda weight: (weight, weight)
     widen: Callable[[Tensor, Tensor, torch.dtype], Tensor] = lambda weight, scale, dtype: weight.to(dtype)
     pack: Callable[[Tensor], Tensor] = lambda integers: integers

@@ -18,21 +18,17 @@ GRAVITY = 4  # acceleration in pixels per frame squared, as seen
 
 @dataclass
 class Body:
-    """What decides a thing's path.
+    """What decides a thing's path."""
 
-    `reach`: px to what touches it; `x`, `y`: px on the ground at frame 0, right and towards the viewer; `vx`, `vy`: px
-    a frame; `turn`: steps of 15 degrees, `spin`: steps a frame; `hop`: px a frame as it leaves the ground.
-    """
-
-    reach: int
+    reach: int  # px to what touches it
     mass: int
-    x: int = 0
-    y: int = 0
-    vx: int = 0
-    vy: int = 0
-    turn: int = 0
-    spin: int = 0
-    hop: int = 0
+    x: int = 0  # px on the ground at frame 0, to the right
+    y: int = 0  # towards the viewer
+    vx: int = 0  # px a frame
+    vy: int = 0  # px a frame
+    turn: int = 0  # steps of 15 degrees
+    spin: int = 0  # steps a frame
+    hop: int = 0  # px a frame as it leaves the ground
 
 
 @dataclass(frozen=True)

@@ -115,17 +115,13 @@ class Extent:
 
 @dataclass(frozen=True)
 class Gate:
-    """What the append kernel needs of a layer to decide on replay.
+    """What the append kernel needs of a layer to decide on replay."""
 
-    thresholds: float32 [lines]. Written are scores, float32 [lines], and flags, uint8 [lines]: 1 where what is compared
-    exceeds its threshold. `released` scores q before rotation, `pairs` compares the mean of the two rows of a video.
-    """
-
-    thresholds: Tensor
-    scores: Tensor
-    flags: Tensor
-    released: bool
-    pairs: bool
+    thresholds: Tensor  # float32 [lines]
+    scores: Tensor  # float32 [lines], written
+    flags: Tensor  # uint8 [lines], written: 1 where what is compared exceeds its threshold
+    released: bool  # scores q before rotation
+    pairs: bool  # compares the mean of the two rows of a video
 
 
 def append(

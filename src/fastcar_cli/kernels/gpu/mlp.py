@@ -128,15 +128,11 @@ def _down_kernel(
 
 @dataclass(frozen=True)
 class Cached:
-    """What the MLP kernels read of a layer's replay state.
+    """What the MLP kernels read of a layer's replay state; line l belongs to row l % rows, no two share its place."""
 
-    flags: uint8 [lines], 1 where the line replays; t: int64 [lines], its input token; outputs: [rows, N, width],
-    the MLP outputs of the last frame. Line l belongs to row l % rows; no two lines share a place of a row.
-    """
-
-    flags: Tensor
-    t: Tensor
-    outputs: Tensor
+    flags: Tensor  # uint8 [lines], 1 where the line replays
+    t: Tensor  # int64 [lines], its input token
+    outputs: Tensor  # [rows, N, width], of the last frame
 
 
 def mlp(h: Tensor, matrices: Sequence[Matrix], x: Tensor, middle: Tensor, replay: Cached | None) -> Tensor:

@@ -36,17 +36,13 @@ class DepthBlockWeights:
 
 @dataclass(frozen=True)
 class DepthWeights:
-    """A depth transformer.
-
-    first: maps the hidden state to the input of depth 0. later: maps summed code vectors to the input of later depths.
-    depth_embeddings: float32 [depth, width], added to the inputs. norm, norm_bias: of the last norm.
-    """
+    """A depth transformer."""
 
     blocks: Sequence[DepthBlockWeights]
-    first: Linear
-    later: Linear
-    depth_embeddings: Tensor
-    norm: Tensor
+    first: Linear  # maps the hidden state to the input of depth 0
+    later: Linear  # maps summed code vectors to the input of later depths
+    depth_embeddings: Tensor  # float32 [depth, width], added to the inputs
+    norm: Tensor  # the last norm
     norm_bias: Tensor
     heads: int
 

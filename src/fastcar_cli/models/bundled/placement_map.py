@@ -21,19 +21,14 @@ _AXES = 4  # numbers of a place: offset right and down of the object as seen, an
 
 
 class Near(NamedTuple):
-    """What is near the visual tokens of some prompts, as rows of the tables of a `PlacementMap`; all int64.
+    """What is near the visual tokens of some prompts, as rows of the tables of a `PlacementMap`; all int64."""
 
-    tokens [g] have a ground, counted over all prompts, of row grounds [g]. Each pair of a token and a thing near it has
-    a number of the token in seen_by [n], rows of where the thing is in places [n, 4], of its shape, size and turn in
-    poses [n], and its color, material and light in looks [n, 3].
-    """
-
-    tokens: Tensor
-    grounds: Tensor
-    seen_by: Tensor
-    places: Tensor
-    poses: Tensor
-    looks: Tensor
+    tokens: Tensor  # [g] those that have a ground, counted over all prompts
+    grounds: Tensor  # [g] its row
+    seen_by: Tensor  # [n] the token of each pair of a token and a thing near it
+    places: Tensor  # [n, 4] where the thing is
+    poses: Tensor  # [n] its shape, size and turn
+    looks: Tensor  # [n, 3] its color, material and light
 
     def to(self, device: torch.device | str) -> Near:
         """The same on a device."""

@@ -38,19 +38,14 @@ Progress = Callable[[int, int], None]  # receives the multiply-adds done and the
 
 @dataclass(frozen=True, config=WHOLE)
 class CausalVideoSpec:
-    """Sizes of the tokenizer. Raises ValueError for a patch that is not a power of two.
+    """Sizes of the tokenizer. Raises ValueError for a patch that is not a power of two."""
 
-    Wavelets make one place of a cube of `patch` pixels a side. `levels` are the quantiser's, one a dimension of a code,
-    `latent` the width before it. `down` are the levels of the encoder, which begins with maps of `width` channels; `up`
-    those of the decoder, the last one first used.
-    """
-
-    patch: Size
-    levels: tuple[Size, ...]
-    latent: Size
-    width: Size
-    down: tuple[LevelSpec, ...]
-    up: tuple[LevelSpec, ...]
+    patch: Size  # side in pixels of the cube that wavelets make one place of
+    levels: tuple[Size, ...]  # the quantiser's, one a dimension of a code
+    latent: Size  # width before the quantiser
+    width: Size  # channels of the encoder's first maps
+    down: tuple[LevelSpec, ...]  # of the encoder
+    up: tuple[LevelSpec, ...]  # of the decoder, the last one first used
     encoder_attention: Flag = True
     decoder_attention: Flag = True
 

@@ -21,18 +21,13 @@ from fastcar_cli.system.plain_data import WHOLE, Flag, MaybeLayers
 
 @dataclass(frozen=True, config=WHOLE)
 class ModelSpec(Spec):
-    """Everything that fixes the shapes of a model.
-
-    `place_tables` adds learned vectors for frame and position to the embedding of a visual token (VILA-U has none);
-    `projector_layers` counts the linear layers from code width to decoder width; `map` says how placements in prompts
-    are embedded into visual tokens, see `placement_map.py`.
-    """
+    """Everything that fixes the shapes of a model."""
 
     depth: DepthSpec
     rqvae: RQVAESpec
-    projector_layers: MaybeLayers = 1
-    place_tables: Flag = False
-    map: MapSpec | None = None
+    projector_layers: MaybeLayers = 1  # linear layers from code width to decoder width
+    place_tables: Flag = False  # learned vectors for frame and position, added to a visual token (VILA-U has none)
+    map: MapSpec | None = None  # how placements are embedded into visual tokens, see `placement_map.py`
 
     @property
     def layout(self) -> Layout:
