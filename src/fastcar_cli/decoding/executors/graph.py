@@ -7,7 +7,6 @@ host waits to count what is accepted, and says where the next pass begins.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +28,21 @@ if TYPE_CHECKING:
 
 
 PASSES = 3  # passes by which a graph is timed
-_MEASURED: dict[Any, float] = {}  # seconds of a pass by device, model, format, caches and input tokens
+_MEASURED: dict[Any, float] = {}  # seconds of a pass by device, timer, model, format, caches and input tokens
+
+Timer = Callable[[int, Callable[[], Passed]], tuple[Passed, float]]
+"""Runs a pass of so many input tokens of a video: what it gives, and its seconds."""
+
+
+def _by_events(count: int, launch: Callable[[], Passed]) -> tuple[Passed, float]:
+    """A `Timer`: by events; with drafts the host's time, as it waits for what they gave."""
+    torch.cuda.synchronize()
+    began, start, end = time.perf_counter(), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    passed = launch()
+    end.record()
+    end.synchronize()
+    return passed, time.perf_counter() - began if count > 1 else start.elapsed_time(end) / 1e3
 
 
 def row_limit(model: Network) -> int:
@@ -72,16 +85,9 @@ class GraphExecutor(Executor):
 
     name = "graph"
 
-    def __init__(
-        self,
-        batch: Batch,
-        most_inputs: int = 1,
-        capture: bool = True,
-        clock: Callable[[int, Callable[[], object]], float] | None = None,
-    ) -> None:
-        """`clock` gives the seconds of a pass from its input tokens and what runs it; None: `_seconds`."""
+    def __init__(self, batch: Batch, most_inputs: int = 1, capture: bool = True, timer: Timer | None = None) -> None:
         super().__init__(batch)
-        self._clock = clock
+        self._timer = timer or (_by_events if capture else None)
         self.seconds: dict[int, float] = {}
         self._put_back = None if batch.replay is None else batch.replay.holding()
         self.most_inputs = min(most_inputs, batch.cache.most_inputs)
@@ -100,10 +106,11 @@ class GraphExecutor(Executor):
         if inputs.first != self._next:
             self._first.copy_(self._first.new_tensor(inputs.first))
         self._next = tuple(t + 1 for t in inputs.first)
+        count, auto = min(1 << (inputs.count - 1).bit_length(), self.most_inputs), batch.settings.draft.kind == "auto"
         # Near the end of a video fewer tokens are left than a captured graph takes: what it draws after them is not
         # looked at.
-        enough = [count for count in self._launches if count >= inputs.count]
-        count = min(enough, default=min(1 << (inputs.count - 1).bit_length(), self.most_inputs))
+        if not auto or inputs.count == batch.draws.limit - min(inputs.first) - 1:
+            count = min((size for size in self._launches if size >= inputs.count), default=count)
         if count not in self._launches:
             # Triton is optional, and slow to import.
             from fastcar_cli.decoding.executors.triton_ops import TritonOps
@@ -111,11 +118,11 @@ class GraphExecutor(Executor):
             began, ops = time.perf_counter(), TritonOps(batch, count)
             launch = self._captured(ops) if self._capture else partial(self._run, ops)
             self._launches[count] = ops, launch
-            if batch.settings.draft.kind == "auto":
+            if auto and self._timer is not None:
                 shape = batch.model.spec, batch.model.weight_format, batch.cache.k.shape, count
-                key = self._first.device, self._clock, shape
+                key = self._first.device, self._timer, shape
                 if key not in _MEASURED:
-                    _MEASURED[key] = (self._clock or self._seconds)(count, partial(self._aside, ops, launch))
+                    _MEASURED[key] = min(self._seconds(ops, launch, self._timer) for _ in range(PASSES))
                 self.seconds[count] = _MEASURED[key]
             batch.clock.capture += time.perf_counter() - began
         ops, launch = self._launches[count]
@@ -174,20 +181,17 @@ class GraphExecutor(Executor):
         for tensor, old in before:
             tensor.copy_(old)
 
-    def _seconds(self, count: int, run: Callable[[], object]) -> float:
-        """The least of a few passes by events; with drafts by the host's clock, as it waits for what they gave."""
-        device, least = self._first.device, math.inf
-        with torch.cuda.device(device):
-            for _ in range(PASSES):
-                torch.cuda.synchronize(device)
-                began, start, end = time.perf_counter(), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
-                start.record()
-                run()
-                end.record()
-                end.synchronize()
-                waited = time.perf_counter() - began
-                least = min(least, waited if count > 1 else start.elapsed_time(end) / 1e3)
-        return least
+    def _seconds(self, ops: TritonOps, launch: Callable[[], Passed], timer: Timer) -> float:
+        """Seconds of one pass."""
+        seconds = 0.0
+
+        def timed() -> Passed:
+            nonlocal seconds
+            passed, seconds = timer(ops.inputs, launch)
+            return passed
+
+        self._aside(ops, timed)
+        return seconds
 
     def _captured(self, ops: TritonOps) -> Callable[[], Passed]:
         """The pass as a CUDA graph; calling it launches the graph without waiting for it.
