@@ -107,10 +107,8 @@ class Commands(TyperGroup):
             line = LABORATORY.get(cmd_name)
             return typer.main.get_command(load()) if line is None else Lazy(cmd_name, load, line)
         if cmd_name in LABORATORY:
-            raise RequestError(
-                f"fastcar {cmd_name} needs the package fastcar_lab, which is not installed",
-                hint="pip install -e . in a checkout of fastcar",
-            )
+            said = f"fastcar {cmd_name} needs the package fastcar_lab, which is not installed"
+            raise RequestError(said, hint="pip install -e . in a checkout of fastcar")
         return None
 
 

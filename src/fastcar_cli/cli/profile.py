@@ -98,9 +98,8 @@ def _refuse(ctx: typer.Context, backend: str, decode: str | None, seq: str | Non
     if dry:
         refuse(ctx, ("decode", "save", "compare"), "with --dry-run", "leave it out; generate --dry-run plans a video")
     if decode is not None and published(model) is not None:
-        raise RequestError(
-            f"--decode needs real weights; profile runs {model} with random ones", hint="--model mini or a folder"
-        )
+        said = f"--decode needs real weights; profile runs {model} with random ones"
+        raise RequestError(said, hint="--model mini or a folder")
 
 
 def _dry_run(run: RunConfig, lengths: list[int], rows: int | None, repeats: int, as_json: bool) -> None:

@@ -26,9 +26,8 @@ def each_of(option: str, text: str, read: Callable[[str], T], what: str, allowed
     values: list[T] = []
     for part in (p.strip() for p in text.split(",")):
         if not part:
-            raise RequestError(
-                "has an empty entry", key=option, value=repr(text), hint="separate entries with one comma"
-            )
+            hint = "separate entries with one comma"
+            raise RequestError("has an empty entry", key=option, value=repr(text), hint=hint)
         try:
             value = read(part)
         except ValueError:

@@ -63,9 +63,8 @@ def prompt_of(recipe: dict[str, Any], source: str) -> Prompt:
             raise TypeError
         return TokenisedClip(tuple(ids), None if actions is None else np.array(actions, np.float32), recipe["prompt"])
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise RequestError(
-            f"{source}: its recipe has a damaged input", hint=("give the input again: ", Key("input"))
-        ) from None
+        hint = ("give the input again: ", Key("input"))
+        raise RequestError(f"{source}: its recipe has a damaged input", hint=hint) from None
 
 
 def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> tuple[dict[str, Any], list[str]]:

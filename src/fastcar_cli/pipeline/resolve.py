@@ -165,10 +165,8 @@ def _check_rolls(name: str, spec: Spec, config: RunConfig) -> None:
     """Refuse to roll a context that can't, or whose cycles are not known. Raises RequestError."""
     if config.backend.name == "fpga-sim":
         said = "the emulated accelerator does not roll contexts"
-        allowed = f"at most {min(spec.frames, spec.longest)}"
-        raise RequestError(
-            said, key="frames", value=config.generation.frames, allowed=allowed, hint=(Key("context_policy"), " stop")
-        )
+        allowed, hint = f"at most {min(spec.frames, spec.longest)}", (Key("context_policy"), " stop")
+        raise RequestError(said, key="frames", value=config.generation.frames, allowed=allowed, hint=hint)
     if segment_of(spec) < 1 + (not spec.layout.prompt_frames):
         raise RequestError(f"the model {name!r} has positions for one frame", key="context_policy", allowed="stop")
 

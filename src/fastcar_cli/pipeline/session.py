@@ -125,13 +125,13 @@ class PlaySession:
     def report(self) -> dict[str, Any]:
         """The last document of `fastcar play --json`."""
         settings, pipe = flat(self.pipe.resolved.to_dict()), self.pipe
-        kept = self.decoded > 0
+        saved = self.decoded > 0
         return {
             **{"model": pipe.name, "seed": self.world.seed, "tau": settings["replay.tau"]},
             **{"draft": settings["draft.kind"], **self.statistics()},
             "video": {
-                **{"path": str(self.path) if kept else None, "frames": len(self.world.context) + self.decoded},
+                **{"path": str(self.path) if saved else None, "frames": len(self.world.context) + self.decoded},
                 **{"height": pipe.height, "width": pipe.width, "fps": pipe.fps},
             },
-            "actions": str(self.actions_path) if kept else None,
+            "actions": str(self.actions_path) if saved else None,
         }

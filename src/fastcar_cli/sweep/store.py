@@ -136,10 +136,8 @@ class Store:
                 continue
             other = key in ("model weights", "lpips weights", "backend.preset")
             differs = f"{key} has other contents" if other else f"{key} was {was!r} there and is {now!r} now"
-            raise RequestError(
-                f"{self.folder}: holds a sweep of another configuration: {differs}",
-                hint="name a new folder, or use the configuration of that sweep",
-            )
+            hint = "name a new folder, or use the configuration of that sweep"
+            raise RequestError(f"{self.folder}: holds a sweep of another configuration: {differs}", hint=hint)
         return before
 
     def clean(self) -> None:

@@ -141,9 +141,8 @@ class PhraseTokenizer:
         for name, tokens in self.groups.items():
             values = [t for t in tokens if t in reading.tokens]
             if len(values) > 1:
-                notices.append(
-                    f"the model {model!r} draws one object with one {name}; the prompt names {', '.join(values)}"
-                )
+                named = ", ".join(values)
+                notices.append(f"the model {model!r} draws one object with one {name}; the prompt names {named}")
         return notices
 
     def conditions(self, prompts: Sequence[Prompt], frames: int) -> None:

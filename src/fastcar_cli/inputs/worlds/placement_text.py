@@ -173,9 +173,8 @@ class PlacementTokenizer(PhraseTokenizer):
             said = f"the prompt {text!r} names {said}, the model {model!r} draws 1 to {self._most}"
             raise RequestError(said, hint=f"{unknown}objects: {', '.join(self.things)}")
         if (said := " ".join(self._planned(tokens))) != " ".join(tokens):
-            notices.append(
-                f"the model {model!r} has no placement for {' '.join(tokens)!r} and draws the nearest: {said!r}"
-            )
+            unplaced = " ".join(tokens)
+            notices.append(f"the model {model!r} has no placement for {unplaced!r} and draws the nearest: {said!r}")
         after = [*tokens[max(i for i, t in enumerate(tokens) if t in self.things) + 1 :]] if count else []
         lost = [t for t in after if any(t in values for values in self.looks.values())]
         if lost:
