@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fastcar_cli.models.convolutions import WIDE, ResnetBlock, Stack, Upsample, conv, norm
 from fastcar_cli.models.decoder import KV
+from fastcar_cli.system.limits import give_back_memory
 from fastcar_cli.system.plain_data import WHOLE, Flag, Layers, Size
 
 SIDE = 16
@@ -249,6 +250,7 @@ class ConvHalf(nn.Module):
         def after(level: int, x: Tensor) -> Tensor:
             if level in self.at:
                 features[level] = x = self.cross_att_blocks[self.at[level]](x, cross[level]) if cross else x
+            give_back_memory()
             return x
 
         x = self.conv_in(x.to(memory_format=self.form))
