@@ -68,33 +68,25 @@ _FEW, _LONG, _ROUND = 4, 284.0, 22
 
 @dataclass(frozen=True)
 class Point:
-    """A published run and its source; None where a figure is not published.
-
-    most: the upper end of a published range, whose lower one is tokens_per_s. held_out: the figures were read after the
-    prediction. luts: of the design, where its watts are those of a report on the chip.
-    context: tokens attended to, an assumption where only a range is published. contexts: that range. steps: decode
-    passes a token of the published rate takes. cards: in a ring. unknown: what its range is from; None: no prediction.
-    beyond: what is fitted is fitted to other points.
-    first: milliseconds to the first token by tokens in. missing: why it is off, or no prediction.
-    """
+    """A published run and its source; None where a figure is not published."""
 
     work: str
     preset: str
     model: Workload
-    context: int
+    context: int  # tokens attended to, an assumption where only a range is published
     tokens_per_s: float | None
     watts: float | None
     source: str
-    missing: str = ""
-    steps: float = 1.0
-    contexts: tuple[int, int] | None = None
-    unknown: tuple[Unknown, ...] | None = None
-    cards: int = 1
-    beyond: bool = False
-    first: tuple[tuple[int, float], ...] = ()
-    held_out: bool = False
-    most: float | None = None
-    luts: int | None = None
+    missing: str = ""  # why it is off, or no prediction
+    steps: float = 1.0  # decode passes a token of the published rate takes
+    contexts: tuple[int, int] | None = None  # that range
+    unknown: tuple[Unknown, ...] | None = None  # what its range is from; None: no prediction
+    cards: int = 1  # in a ring
+    beyond: bool = False  # what is fitted is fitted to other points
+    first: tuple[tuple[int, float], ...] = ()  # milliseconds to the first token by tokens in
+    held_out: bool = False  # the figures were read after the prediction
+    most: float | None = None  # upper end of a published range, whose lower one is tokens_per_s
+    luts: int | None = None  # of the design, where its watts are those of a report on the chip
 
 
 _PROCESSORS, _LEAKAGE, _SWITCHING = 2.655 + 0.100, 0.604 / 230_400, 1.749 / (193_186 * 50)

@@ -68,35 +68,26 @@ TOY = ModelSpec(
 
 @dataclass(frozen=True)
 class Plan:
-    """What is checked: bundled models, and passes of layers of some shapes with random weights.
-
-    `models` are decoded both ways in all `dtypes`; the last float format is that of `shapes`, which run in all formats
-    of few bits. `drafted` has prompts of whole videos with drafts, by model, of `frames` frames of codes (0: all). Of
-    each shape `layers` layers are decoded both ways, `tokens` tokens, and run in transformers; at most `most_layers`
-    are timed. A timed pass attends to `context` tokens and takes `windows` tokens of a row, one that replays the first
-    and the last of them; the median of `repeats` counts. `video` is the tokens of a whole run of shapes whose frames
-    have fewer, `draft` that of one with drafts. `workers` processes compare at the same time; no part begins after
-    `seconds`, and only those whose names match `only` run. `tests`: those of the suite run too, where there are any.
-    """
+    """What is checked: bundled models, and passes of layers of some shapes with random weights."""
 
     device: str
-    models: Sequence[str]
-    dtypes: Sequence[str]
-    shapes: dict[str, Spec]
-    layers: int
-    context: int
-    windows: Sequence[int]
-    video: int
-    repeats: int
-    tests: bool
-    draft: DraftSettings = field(default_factory=lambda: DraftSettings("frame", 8, 0.93))
-    frames: int = 0
-    most_layers: int = 64
-    tokens: int = TOKENS
-    workers: int = 1
-    seconds: float = float("inf")
-    only: str = ""
-    drafted: dict[str, Sequence[str]] = field(default_factory=dict)
+    models: Sequence[str]  # decoded both ways in all `dtypes`
+    dtypes: Sequence[str]  # the last float format is that of `shapes`
+    shapes: dict[str, Spec]  # run in all formats of few bits
+    layers: int  # of each shape, decoded both ways
+    context: int  # tokens that a timed pass attends to
+    windows: Sequence[int]  # tokens of a row in a timed pass; one replays the first and the last of them
+    video: int  # tokens of a whole run of shapes whose frames have fewer
+    repeats: int  # their median counts
+    tests: bool  # run those of the suite too, where there are any
+    draft: DraftSettings = field(default_factory=lambda: DraftSettings("frame", 8, 0.93))  # of a run with drafts
+    frames: int = 0  # of codes of whole videos with drafts; 0: all
+    most_layers: int = 64  # that are timed
+    tokens: int = TOKENS  # of each shape that are decoded both ways
+    workers: int = 1  # processes that compare at the same time
+    seconds: float = float("inf")  # no part begins after them
+    only: str = ""  # run parts whose names match
+    drafted: dict[str, Sequence[str]] = field(default_factory=dict)  # prompts of whole videos with drafts, by model
 
     def wants(self, name: str) -> bool:
         """Whether a part of this name is to run."""

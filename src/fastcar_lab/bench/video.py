@@ -41,20 +41,14 @@ _PARTS = ("decode_s", "mlp_s", "draw_s", "vision_s", "bytes")
 
 @dataclass(frozen=True)
 class WholeVideo:
-    """What to decode: one video of so many frames; `ratio` of all MLPs are replayed, jointly, in the second variant.
-
-    With `tokens` only so many are decoded, from the middle of the video, and the rest is extrapolated from them.
-    `kv_dtype` is that of keys and values: auto (as the model) or int8. `drafts` are windows and acceptances: for each
-    one more variant takes so many tokens a pass, of which a draft counts as right with this probability, and the next
-    one replays too.
-    """
+    """What to decode: one video of so many frames; `ratio` of all MLPs are replayed, jointly, in the second variant."""
 
     model: str
     frames: int
     ratio: float
-    tokens: int | None = None
-    kv_dtype: str = "auto"
-    drafts: tuple[tuple[int, float], ...] = ()
+    tokens: int | None = None  # decode only so many, from the middle, and extrapolate
+    kv_dtype: str = "auto"  # auto (as the model) or int8
+    drafts: tuple[tuple[int, float], ...] = ()  # windows and acceptances: a variant each, and one that replays too
 
     @property
     def variants(self) -> dict[str, tuple[bool, DraftSettings]]:

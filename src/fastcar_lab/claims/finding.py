@@ -39,24 +39,19 @@ def bars(axes: Any, rows: Sequence[Row], names: Sequence[str], series: Mapping[s
 
 @dataclass
 class Finding:
-    """A claim on one model.
-
-    claim: what the paper says. summary: what was found, with number, interval and videos. table: rows of its CSV.
-    numbers: what the summary rests on, for claims.json. notes: how it was measured and what may be the reason where it
-    fails.
-    """
+    """A claim on one model."""
 
     number: int
     title: str
-    claim: str
+    claim: str  # what the paper says
     model: str
     verdict: str
-    summary: str
+    summary: str  # what was found, with number, interval and videos
     videos: int = 0
     prompts: int = 0
-    table: list[Row] = field(default_factory=list)
-    numbers: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    table: list[Row] = field(default_factory=list)  # rows of its CSV
+    numbers: dict[str, Any] = field(default_factory=dict)  # what the summary rests on, for claims.json
+    notes: list[str] = field(default_factory=list)  # how it was measured, and why it may fail
     plots: list[Plot] = field(default_factory=list)
 
     @property

@@ -29,15 +29,9 @@ from fastcar_lab.training.muon import Muon
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How to train: `steps` of `batch` videos each, on which the schedule runs, evaluated 20 times.
+    """How to train: `steps` of `batch` videos each, on which the schedule runs, evaluated 20 times."""
 
-    `dense_share` and `all_share` of the videos of the replay stage are dense and replay everything, the
-    rest have a threshold between. `compile` fuses the pass with torch.compile (a C++ compiler is needed).
-    `rate` is the share of the learning rates that is taken: a model that has learned already wants less of them.
-    `workers` processes draw batches ahead, in worlds that render them as they go.
-    """
-
-    steps: int
+    steps: int  # of `batch` videos each, on which the schedule runs, evaluated 20 times
     batch: int = 4
     lr: float = 3e-3
     muon_lr: float = 1.5e-2
@@ -47,14 +41,14 @@ class TrainSettings:
     drop_attribute: float = 0.08
     drop_caption: float = 0.05
     replay: bool = False
-    dense_share: float = 0.25
-    all_share: float = 0.4
+    dense_share: float = 0.25  # of the videos of the replay stage
+    all_share: float = 0.4  # that replay everything; the rest have a threshold between
     align: float = 0.05
     warmup: float = 0.02
     bfloat16: bool = True
-    compile: bool = False
-    rate: float = 1.0
-    workers: int = 0
+    compile: bool = False  # fuse the pass with torch.compile (needs a C++ compiler)
+    rate: float = 1.0  # share of the learning rates; less for a model that has learned already
+    workers: int = 0  # processes that draw batches ahead, in worlds that render them as they go
 
     def replay_stage(self) -> TrainSettings:
         """The same for the replay stage: gentler, with the replay rule, other random numbers."""

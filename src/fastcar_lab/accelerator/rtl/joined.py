@@ -52,20 +52,17 @@ class Memory:
 
 @dataclass(frozen=True)
 class MLPLayer:
-    """A layer: matrices, the input of each row (one of which computes at least, or none), late packets.
-
-    rates: of a core. dram: whether its memory is the preset's, or has the rates' bytes a cycle.
-    """
+    """A layer: matrices, the input of each row (one of which computes at least, or none), late packets."""
 
     program: Program
-    rates: Rates
+    rates: Rates  # of a core
     gate: Rows
     up: Rows
     down: Rows
     rows: Sequence[Coded]
     index: int
     gaps: Sequence[int]
-    dram: bool
+    dram: bool  # whether its memory is the preset's, or has the rates' bytes a cycle
 
     def outputs(self, row: int) -> Tensor:
         """Fixed-point outputs of a row, int64 [width]."""

@@ -42,15 +42,12 @@ def _looks(shape: str, pose: Pose, facing: int) -> tuple[NDArray[np.float32], tu
 
 @dataclass(frozen=True)
 class Dictionary:
-    """Every distinct patch of the world and its code vectors. `masks` maps the look of a patch to its code, `palettes`
-    (kind, colour, background) to its own; `vectors` is float32 [depth 2, codes, width], unused rows zero; `used` bool
-    [2, codes].
-    """
+    """Every distinct patch of the world, its codes and their vectors."""
 
-    masks: dict[bytes, int]
-    palettes: dict[tuple[int, str, str], int]
-    vectors: NDArray[np.float32]
-    used: NDArray[np.bool_]
+    masks: dict[bytes, int]  # by the look of a patch
+    palettes: dict[tuple[int, str, str], int]  # by kind, colour, background
+    vectors: NDArray[np.float32]  # [depth 2, codes, width], unused rows zero
+    used: NDArray[np.bool_]  # [2, codes]
 
     def codes(self, scene: Scene, pose: Pose) -> NDArray[np.int16]:
         """The true codes of a frame, [64, 2]: palette, mask."""

@@ -52,14 +52,11 @@ _MOTIF: dict[str, tuple[tuple[float, float, float], tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Template:
-    """An object of one shape, half width and facing on a square grid of 2 x (half + 1) pixels. `alpha` [n, n] is the
-    covered share of each pixel, `gain` [n, n] the factor on the object's colour, `fixed` [n, n, 3] the light of parts
-    with a colour of their own.
-    """
+    """An object of one shape, half width and facing on a square grid of 2 x (half + 1) pixels."""
 
-    alpha: Array
-    gain: Array
-    fixed: Array
+    alpha: Array  # [n, n], the covered share of each pixel
+    gain: Array  # [n, n], the factor on the object's colour
+    fixed: Array  # [n, n, 3], the light of parts with a colour of their own
 
 
 def _polygon(u: Array, v: Array, points: list[tuple[float, float]]) -> NDArray[np.bool_]:

@@ -24,17 +24,14 @@ from fastcar_lab.worlds.table.tokenizer import PATCH, TableTokenizer
 
 @dataclass(frozen=True)
 class Batch:
-    """Clips of a batch of videos. text [B, P] token ids; placed [B, P] those whose placements are used; codes [B, T*N,
-    depth]; begins [B] the frame of the video each clip begins with; busy [B, T*N] where objects or shadows are, or were
-    a frame before; kept [B, K] the tokens to draw.
-    """
+    """Clips of a batch of videos."""
 
-    text: Tensor
-    placed: Tensor
-    codes: Tensor
-    begins: Tensor
-    busy: Tensor
-    kept: Tensor
+    text: Tensor  # [B, P] token ids
+    placed: Tensor  # [B, P], those whose placements are used
+    codes: Tensor  # [B, T*N, depth]
+    begins: Tensor  # [B], the frame of the video each clip begins with
+    busy: Tensor  # [B, T*N], where objects or shadows are, or were a frame before
+    kept: Tensor  # [B, K], the tokens to draw
 
     def to(self, device: str) -> Batch:
         """The same on a device."""

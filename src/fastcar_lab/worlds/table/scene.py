@@ -37,22 +37,19 @@ LIGHTS: dict[str, tuple[float, float, float]] = {"day": (1.0, 1.0, 1.0), "dusk":
 
 @dataclass(frozen=True)
 class Thing:
-    """One object: what it is, and how it begins. `x`, `y` in px at frame 0; `vx`, `vy` px a frame; `turn` in steps of
-    15 degrees and `spin` in steps a frame; `hop` is the speed in px a frame with which it leaves the ground, 0 where it
-    does not.
-    """
+    """One object: what it is, and how it begins."""
 
     shape: str
     color: str
     material: str
     size: str
-    x: int
-    y: int
-    vx: int = 0
-    vy: int = 0
-    turn: int = 0
-    spin: int = 0
-    hop: int = 0
+    x: int  # px at frame 0
+    y: int  # as x
+    vx: int = 0  # px a frame
+    vy: int = 0  # as vx
+    turn: int = 0  # steps of 15 degrees
+    spin: int = 0  # steps a frame
+    hop: int = 0  # px a frame with which it leaves the ground; 0: it does not
 
     @property
     def reach(self) -> int:

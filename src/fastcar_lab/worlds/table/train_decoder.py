@@ -109,22 +109,16 @@ def token_weights(batch: Batch, settings: TableSettings, n: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Material:
-    """What a step learns from.
-
-    batch: its clips. near: what the placement map knows of the tokens that are drawn, where the model has one. noise
-    [B, K - 1, code_width] is added to the code vectors that are fed back, of another size in each video. chosen [m]
-    are the drawn tokens, counted over the batch, that go through the depth transformer, with codes [m, depth], weights
-    [m] in the loss, and busy, bool [m]. taus [B] are thresholds of the replay stage.
-    """
+    """What a step learns from."""
 
     batch: Batch
-    near: Near | None
-    noise: Tensor
-    chosen: Tensor
-    codes: Tensor
-    weights: Tensor
-    busy: Tensor
-    taus: Tensor | None
+    near: Near | None  # what the placement map knows of the drawn tokens, where there is one
+    noise: Tensor  # [B, K - 1, code_width], added to the code vectors that are fed back, of another size in each video
+    chosen: Tensor  # [m], the drawn tokens, counted over the batch, that go through the depth transformer
+    codes: Tensor  # [m, depth]
+    weights: Tensor  # [m], in the loss
+    busy: Tensor  # bool [m]
+    taus: Tensor | None  # [B], thresholds of the replay stage
 
     def to(self, device: str) -> Material:
         """The same on a device."""

@@ -27,20 +27,17 @@ _TOUCH = 5.0  # pixels between two objects that touch, for errors of both places
 
 @dataclass(frozen=True)
 class TrackedObject:
-    """One object of a video. `deed` is still, moves, turns, bounces or irregular, until something touches it; `way` the
-    signs of its own motion to the right and towards the viewer; `enters` and `leaves` name the side, if it does. `path`
-    holds its place (x, y) px in each frame without the camera's motion, None where it is not seen.
-    """
+    """One object of a video."""
 
     shape: str
     size: str
     color: str
     material: str
-    deed: str
-    way: tuple[int, int]
-    enters: str | None
-    leaves: str | None
-    path: tuple[tuple[float, float] | None, ...]
+    deed: str  # still, moves, turns, bounces or irregular, until something touches it
+    way: tuple[int, int]  # signs of its own motion to the right and towards the viewer
+    enters: str | None  # the side, if it does
+    leaves: str | None  # as enters
+    path: tuple[tuple[float, float] | None, ...]  # (x, y) px in each frame without the camera's motion; None: not seen
 
     @property
     def reach(self) -> int:
@@ -55,17 +52,14 @@ class TrackedObject:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a video shows; ground and light are None where no known one is seen. `contacts` are (frame, first, second)
-    with indices into `objects`; `wrong` says in words what breaks the rules: things that vanish, appear, jump, change,
-    pass through each other or break momentum.
-    """
+    """What a video shows; ground and light are None where no known one is seen."""
 
     ground: str | None
     light: str | None
     pan: int
     objects: tuple[TrackedObject, ...]
-    contacts: tuple[tuple[int, int, int], ...]
-    wrong: tuple[str, ...]
+    contacts: tuple[tuple[int, int, int], ...]  # (frame, first, second), indices into `objects`
+    wrong: tuple[str, ...]  # what breaks the rules, in words: things that vanish, jump, change, pass through each other
 
 
 Path = tuple[tuple[float, float] | None, ...]
