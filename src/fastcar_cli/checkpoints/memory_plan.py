@@ -92,16 +92,15 @@ def peak_bytes(device: torch.device) -> int:
     """Peak memory so far: of the process on a CPU, of torch's allocator on a GPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    # On Linux getrusage counts what the parent had when it started this process.
+    # On Linux getrusage counts what the parent had when it started this process; Windows has none.
     with contextlib.suppress(OSError, ValueError):
         words = Path("/proc/self/status").read_text(encoding="utf-8").split()
         return int(words[words.index("VmHWM:") + 1]) * 1024
-    if sys.platform == "win32":
-        return 0
-    import resource
+    with contextlib.suppress(ImportError):
+        import resource
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return 0
 
 
 @dataclass(frozen=True)

@@ -105,15 +105,12 @@ def _refuse(ctx: typer.Context, backend: str, decode: str | None, seq: str | Non
 def _dry_run(run: RunConfig, lengths: list[int], rows: int | None, repeats: int, as_json: bool) -> None:
     from fastcar_cli.profile.profile_report import plan_profile
 
-    asked = plan_profile(run, lengths, rows, repeats)
+    _, rows, layers, plan = plan_profile(run, lengths, rows, repeats)
     if as_json:
-        document = {"model": run.model, "rows": asked.rows, "layers": asked.layers, **asked.plan.to_dict()}
-        typer.echo(json.dumps(document))
-        return
-    table, weights = facts(f"{run.model}: nothing was measured"), asked.layers["random_weights"]
-    count = f"{asked.layers['measured']} of {asked.layers['scaled_to']}"
-    table.add_row("layers", f"{count}, {'random' if weights else 'own'} weights, rows: {asked.rows}")
-    add_memory(table, asked.plan)
+        return typer.echo(json.dumps({"model": run.model, "rows": rows, "layers": layers, **plan.to_dict()}))
+    table = facts(f"{run.model}: nothing was measured")
+    table.add_row("layers", f"{layers['measured']} of {layers['scaled_to']}; rows: {rows}")
+    add_memory(table, plan)
     Results().print(table)
 
 

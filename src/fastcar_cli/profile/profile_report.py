@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,18 +44,12 @@ from fastcar_fpga import Emulator, preset_for, workload_of
 WINDOWS = (1, 2, 4, 8, 16)  # draft lengths whose passes are timed
 
 
-class Asked(NamedTuple):
-    """What is profiled: a checkpoint, rows of a batch, what is said of its layers, and the memory that they take."""
-
-    checkpoint: Checkpoint
-    rows: int
-    layers: dict[str, Any]
-    plan: MemoryPlan
-
-
-def plan_profile(run: RunConfig, lengths: Sequence[int], rows: int | None, repeats: int) -> Asked:
-    """What `profile_steps` runs at these context lengths; nothing is loaded. Raises RequestError for a model that can't
-    be timed and a length that is shorter than its prompt.
+def plan_profile(
+    run: RunConfig, lengths: Sequence[int], rows: int | None, repeats: int
+) -> tuple[Checkpoint, int, dict[str, Any], MemoryPlan]:
+    """What `profile_steps` runs at these context lengths: a checkpoint, rows of a batch, for JSON how many layers, and
+    the memory that they take. Nothing is loaded. Raises RequestError for a model that can't be timed and a length that
+    is shorter than its prompt.
     """
     model, device, dtype = run.model, resolve_device(run.runtime.device), str(run.runtime.dtype)
     dtype = _own_dtype(model, default_dtype(device)) if dtype == "auto" else dtype
@@ -68,7 +62,7 @@ def plan_profile(run: RunConfig, lengths: Sequence[int], rows: int | None, repea
         raise RequestError(f"--seq {min(lengths)}: {prompt}", allowed=f"{least} or more")
     plan, layers = plan_steps(spec, dtype, device, rows, max(lengths, default=1), (repeats + 3) * len(WINDOWS), random)
     said = {"measured": layers, "scaled_to": spec.decoder.layers, "random_weights": random}
-    return Asked(checkpoint, rows, said, plan)
+    return checkpoint, rows, said, plan
 
 
 def profile_steps(
