@@ -19,7 +19,7 @@ from fastcar_cli import VideoPipeline
 from fastcar_cli.errors import RequestError
 from fastcar_cli.inputs.actions import read_actions
 from fastcar_cli.media import read_frames, read_recipe
-from fastcar_cli.models.rlvr.actions import BINS, PARTS, REST, bins_of
+from fastcar_cli.models.rlvr.actions import BINS, PARTS, STEERING, bins_of
 
 LOW, HIGH = (np.array([n for part in PARTS for n in getattr(part, end)], np.float32) for end in ("low", "high"))
 MOVES = np.random.default_rng(3).uniform(-0.3, 0.3, (12, 13)).astype(np.float32).clip(LOW, HIGH)
@@ -235,7 +235,7 @@ def test_a_policy_may_name_its_numbers(folder: Path, kind: str) -> None:
     with pytest.raises(RequestError, match="the action") as error:
         world.step([0.0] * 7)
     assert "13 finite numbers" in str(error.value.hint)
-    assert world.spec.play.rest == REST
+    assert world.spec.steering.rest == STEERING.rest
 
 
 def test_models_show_names_the_numbers(folder: Path, run: Run) -> None:

@@ -137,7 +137,7 @@ def _longer(
     if rows is not None:
         if asked.actions is None or len(asked.actions) != 1:
             raise RequestError("--continue: its model takes actions", hint=f"--actions FILE with {more} rows")
-        parts = () if spec is None else spec.parts
+        parts = () if spec is None else spec.steering.parts
         own = read_actions(asked.actions[0], len(rows[0]), range(more + 1), parts).tolist()
         recipe = {**recipe, "input": {**recipe["input"], "actions": [*rows[: begun - 1], *own]}}
     return recipe, flags

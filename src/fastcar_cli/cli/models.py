@@ -43,7 +43,7 @@ def show(name: Name, as_json: Json = False) -> None:
     from fastcar_cli.checkpoints.open import spec_of
 
     spec, repository = spec_of(name), repository_of(name)
-    decoder = spec.decoder
+    decoder, parts = spec.decoder, spec.steering.parts
     about: dict[str, Any] = _line(name) | {
         "decoder": f"{decoder.layers} layers, width {decoder.width}, MLPs {decoder.mlp_width}, {decoder.heads} heads",
         "tokens_per_frame": spec.tokens_per_frame,
@@ -51,10 +51,10 @@ def show(name: Name, as_json: Json = False) -> None:
         "terms": ("Apache-2.0" if name in BUNDLED else "unknown") if repository is None else licence(name, repository),
     }
     if as_json:
-        actions = [part._asdict() for part in spec.parts]
+        actions = [part._asdict() for part in parts]
         typer.echo(json.dumps(about | ({"actions": actions} if actions else {})))
         return
-    about |= {"actions": "\n".join(map(str, spec.parts))} if spec.parts else {}
+    about |= {"actions": "\n".join(map(str, parts))} if parts else {}
     shown = facts(name)
     for key, value in about.items():
         if key != "name":

@@ -170,7 +170,7 @@ def _actions(session: PlaySession, source: str) -> Iterator[tuple[str, Any]]:
 
     if source != "-":
         path = spooled(Path(os.path.expanduser(source)))
-        rows = read_actions(path, session.size, parts=session.world.spec.parts)
+        rows = read_actions(path, session.size, parts=session.steered.parts)
         for number, row in enumerate(rows.tolist()):
             yield f"--actions {source}: row {number}", row
         return

@@ -55,7 +55,7 @@ def profile(
     spec = spec_of(model)
     # Frame models are measured at their full length.
     usual = "2k,4k,8k" if spec.layout.prefix is None else str(spec.decoder.max_positions)
-    if spec.rolls and spec.layout.prompt is not None:
+    if spec.layout.rolls and spec.layout.prompt is not None:
         usual = str(spec.layout.prompt + (spec.frames - spec.layout.context) * spec.layout.stride)
     lengths = [] if decode is not None and seq is None else parse_lengths(seq or usual)
     earlier = _read(compare) if compare is not None else None

@@ -158,7 +158,8 @@ class Player(LocalServer):
         """The page."""
         session = self.session
         model = {"name": session.pipe.name, "actions": session.size, "reach": session.reach, "fps": self.fps}
-        model |= session.steered._asdict() | {"keys": dict(session.steered.keys)}
+        rest, _, keys, words = session.steered
+        model |= {"rest": rest, "keys": dict(keys), "words": words}
         data = empty_results() | {"model": model, "version": __version__}
         scripts, body = [asset("core.js"), asset("play.js", __package__)], asset("play.html", __package__)
         return page("fastcar play", body, scripts, data, {}, "; connect-src 'self'").encode()

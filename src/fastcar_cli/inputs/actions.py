@@ -18,7 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fastcar_cli.config.lists import digits
 from fastcar_cli.errors import Key, RequestError, Text
-from fastcar_cli.inputs.prompt import ActionPart
+from fastcar_cli.inputs.prompt import ActionPart, ranges_of
 from fastcar_cli.media.reader import ARRAYS, numbers_in
 from fastcar_cli.system.files import read_text
 from fastcar_cli.system.plain_data import parse_json
@@ -124,7 +124,7 @@ def joined(named: Mapping[str, Any], parts: Sequence[ActionPart], what: Text) ->
 
 def _centres(table: Sequence[Any] | NDArray[Any], what: Text, parts: Sequence[ActionPart]) -> list[Any]:
     """Numbers in the middle of bins 0 to 255; rows of another width unchanged. Raises RequestError for other bins."""
-    low, high = (np.array([n for part in parts for n in getattr(part, end)]) for end in ("low", "high"))
+    low, high = ranges_of(parts)
     rows = [np.asarray(row, np.float64) for row in table]
     for index, row in enumerate(rows):
         if not np.isin(row, np.arange(256)).all():

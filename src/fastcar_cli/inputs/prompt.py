@@ -35,6 +35,11 @@ class ActionPart(NamedTuple):
         return f"{self.name}: {', '.join(dict.fromkeys(ranges))} ({self.unit})"
 
 
+def ranges_of(parts: Sequence[ActionPart]) -> NDArray[np.float64]:
+    """The least and the largest value of each number of an action, [2, A]."""
+    return np.concatenate([(part.low, part.high) for part in parts], 1)
+
+
 class _Input:
     """Frames with a name, and actions, which are checked."""
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.errors import Key, RequestError, Text
-from fastcar_cli.inputs.prompt import ActionPart, Clip, OnProgress, Prompt, Reading, TokenisedClip
+from fastcar_cli.inputs.prompt import ActionPart, Clip, OnProgress, Prompt, Reading, TokenisedClip, ranges_of
 from fastcar_cli.models.network import FramesNetwork
 
 
@@ -108,7 +108,7 @@ class ClipReader:
     def notices(self, prompt: Prompt, model: str) -> list[str]:
         """A note if the first frame differs from the training frames, where those are known. Raises as `read` does."""
         clip = self._checked(prompt)
-        clipped = _clipped(clip, self._network.spec.parts)
+        clipped = _clipped(clip, self._network.spec.steering.parts)
         if self.familiar is None or isinstance(clip, TokenisedClip):
             return clipped
         first = torch.from_numpy(np.ascontiguousarray(clip.frames[0]))
@@ -155,7 +155,7 @@ def _clipped(clip: Clip | TokenisedClip, parts: Sequence[ActionPart]) -> list[st
     """A note on numbers of actions that exceed the ranges of a model, which clips them."""
     if clip.actions is None or not parts:
         return []
-    low, high = (np.array([n for part in parts for n in getattr(part, end)], np.float32) for end in ("low", "high"))
+    low, high = ranges_of(parts).astype(np.float32)
     names = [part.name for part in parts for _ in part.low]
     outside = (clip.actions < low) | (clip.actions > high)
     if not outside.any():

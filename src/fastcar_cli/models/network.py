@@ -38,6 +38,8 @@ class Layout:
     prompt_frames: int = 0  # how many of these lie in the prompt as tokens, after the prefix
     held: int | None = None  # the number of these tokens; None: N a frame
     opening: int = 0  # tokens with which a frame begins that have no aligned token in a prompt
+    rolls: bool = False  # whether longer videos roll the context by default, after `Spec.frames` at the latest
+    repeats: bool = False  # whether an input of one image stands for all context frames
     guided: bool = True  # whether a video may have an unconditional row beside its conditional one
 
     @property
@@ -65,12 +67,13 @@ class Layout:
         return [self.delimiter if is_given else None for is_given in given]
 
 
-class Play(NamedTuple):
-    """An action that rests, the keys of a player (the number of the action that each sets, and what to), and their
-    description.
+class Steering(NamedTuple):
+    """An action that rests, what its numbers are (empty: not known), and the keys of a player: the number that each
+    sets, and what to; `words` describe them.
     """
 
     rest: tuple[float, ...]
+    parts: tuple[ActionPart, ...] = ()
     keys: Mapping[str, tuple[int, float]] = MappingProxyType({})
     words: str = ""
 
@@ -123,24 +126,9 @@ class Spec(ABC):
         return 0
 
     @property
-    def parts(self) -> tuple[ActionPart, ...]:
-        """What the numbers of an action are, in their order; empty where it is not known."""
-        return ()
-
-    @property
-    def play(self) -> Play:
-        """How a player steers."""
-        return Play((0.0,) * self.conditions)
-
-    @property
-    def repeats(self) -> bool:
-        """Whether an input of one image stands for all context frames."""
-        return False
-
-    @property
-    def rolls(self) -> bool:
-        """Whether the model's authors roll the context of longer videos, so that this is the default."""
-        return False
+    def steering(self) -> Steering:
+        """See `Steering`."""
+        return Steering((0.0,) * self.conditions)
 
     @property
     def contexts(self) -> tuple[int, ...]:
@@ -207,6 +195,8 @@ class Spec(ABC):
     def longest(self) -> int:
         """Maximum number of frames by the model's positions, context included."""
         layout = self.layout
+        if layout.rolls:
+            return self.frames
         return layout.context + (self.decoder.max_positions + 1 - (layout.prompt or 2)) // layout.stride
 
     @abstractmethod

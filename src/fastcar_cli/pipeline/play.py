@@ -70,8 +70,8 @@ class World:
             raise RequestError("can't be used with play", key="replay.ratio", hint="give a threshold: tau")
         frames = frames[None] if frames.ndim == 3 else frames
         first = np.concatenate([frames[:1].repeat(max(0, context - len(frames)), 0), frames])[:context]
-        self.actions = [np.array(spec.play.rest, np.float32) for _ in range(context - 1)]
-        clip = Clip(first, np.array([spec.play.rest] * context, np.float32))
+        self.actions = [np.array(spec.steering.rest, np.float32) for _ in range(context - 1)]
+        clip = Clip(first, np.array([spec.steering.rest] * context, np.float32))
         self.ids = model.tokenizer.read(clip).ids
         self.hits = self._frame = 0
         self._ahead: Ahead | None = None
@@ -160,12 +160,12 @@ class World:
             replay.ages.copy_(ahead.ages)
 
     def checked(self, action: ArrayLike | Mapping[str, Any]) -> NDArray[np.float32]:
-        """An action as float32 [A]; it may be numbers by name (`Spec.parts`). Raises RequestError for one of another
+        """An action as float32 [A]; it may be numbers by name (`Steering`). Raises RequestError for one of another
         size, not finite or out of range.
         """
         said = f"the action {str(action)[:80]}"
-        if isinstance(action, Mapping) and self.spec.parts:
-            action = joined(action, self.spec.parts, said)
+        if isinstance(action, Mapping) and (parts := self.spec.steering.parts):
+            action = joined(action, parts, said)
         try:
             wanted = np.asarray(action, np.float32)
         except (TypeError, ValueError):

@@ -38,7 +38,7 @@ def resolve(model: LoadedModel, config: RunConfig) -> RunConfig:
     spec, own, replay, draft = spec_in(model, config), model.defaults, config.replay, config.draft
     frames = spec.frames if config.generation.frames is None else config.generation.frames
     one_context = model.name not in BUNDLED or config.backend.name == "fpga-sim"
-    policy = config.generation.context_policy or ("stop" if one_context and not spec.rolls else "roll")
+    policy = config.generation.context_policy or ("stop" if one_context and not spec.layout.rolls else "roll")
     _check_frames(model.name, spec, frames, policy == "roll")
     if policy == "roll" and decoded_frames(spec, frames) > segment_of(spec):
         _check_rolls(model.name, spec, config)

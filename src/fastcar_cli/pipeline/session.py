@@ -42,7 +42,7 @@ class PlaySession:
 
     def _begin(self, pipe: VideoPipeline, world: World) -> None:
         self.pipe, self.world, self.path = pipe, world, self._wanted
-        self.size, self.reach, self.steered = world.spec.conditions, world.reach, world.spec.play
+        self.size, self.reach, self.steered = world.spec.conditions, world.reach, world.spec.steering
         self.newest = deque(world.context, maxlen=len(world.context))
         self.seconds: list[float] = []
         self._passes = self._saved = 0

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fastcar_cli.inputs.prompt import ActionPart
+from fastcar_cli.inputs.prompt import ActionPart, ranges_of
+from fastcar_cli.models.network import Steering
 
 BINS = 256
 
@@ -34,21 +35,18 @@ PARTS = (
     ),
 )  # fmt: skip
 
-REST = (*[0.0] * 8, 1.0, *[0.0] * 4)
-"""An action that moves nothing and goes on."""
-
-KEYS = {
+_KEYS = {
     **{"w": (10, 0.1), "s": (10, -0.1), "a": (11, 0.1), "d": (11, -0.1), "e": (12, 0.1), "c": (12, -0.1)},
     **{"i": (4, 0.2), "k": (4, -0.2), "j": (3, -0.2), "l": (3, 0.2), "u": (5, 0.2), "o": (5, -0.2)},
     **{"z": (2, 1.0), "x": (2, -1.0)},
 }
-"""Keys of a player: the number of the action that each sets, and what to (of `Play`)."""
+_WORDS = "W S, A D, E C move the arm, I K, J L, U O turn it, Z closes and X opens the gripper"
 
-WORDS = "W S, A D, E C move the arm, I K, J L, U O turn it, Z closes and X opens the gripper"
+STEERING = Steering((*[0.0] * 8, 1.0, *[0.0] * 4), PARTS, _KEYS, _WORDS)
 
 
 def bins_of(actions: Tensor) -> Tensor:
     """Bins int64 of actions float32 [..., 13]; numbers out of range get the first or last bin."""
-    low, high = (actions.new_tensor([n for part in PARTS for n in getattr(part, end)]) for end in ("low", "high"))
+    low, high = actions.new_tensor(ranges_of(PARTS))
     share = ((actions - low) / (high - low + 1e-8)).clamp(0, 1)
     return (share * BINS).floor().long().clamp(0, BINS - 1)

@@ -8,16 +8,18 @@ codes. Actions are given ids. Codes are drawn from the whole vocabulary and fed 
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fastcar_cli.inputs.prompt import ActionPart, OnProgress
+from fastcar_cli.inputs.prompt import OnProgress
+from fastcar_cli.models.ivideogpt.blocks import network_pixels, shown_pixels
 from fastcar_cli.models.ivideogpt.tokenizer import CrossKV
-from fastcar_cli.models.network import FramesNetwork, FrameSpec, Layout, Play, Spec
-from fastcar_cli.models.rlvr.actions import BINS, KEYS, PARTS, REST, WORDS, bins_of
+from fastcar_cli.models.network import FramesNetwork, FrameSpec, Layout, Spec, Steering
+from fastcar_cli.models.rlvr.actions import BINS, STEERING, bins_of
 from fastcar_cli.models.rlvr.tokenizer import CompressiveSpec, CompressiveTokenizer, FrameTokenizer, FrameTokenizerSpec
 from fastcar_cli.system.plain_data import WHOLE, Size
 
@@ -61,45 +63,28 @@ class RLVRSpec(Spec):
         if isinstance(self.tokenizer, CompressiveSpec):
             prefix, context, held = math.prod(self.tokenizer.context_grid), 2, codes
         return Layout(
-            stride=given + codes,
-            delimiters=tuple(range(given)),
+            given + codes,
+            tuple(range(given)),
             prefix=prefix,
             context=context,
             prompt_frames=1 if self.multi else CONTEXT,
             held=held,
             opening=given,
+            rolls=True,
+            # A single image is context frame and first frame.
+            repeats=self.multi,
             guided=False,
         )
 
     @property
     def conditions(self) -> int:
         """See `Spec`."""
-        return len(REST)
+        return len(STEERING.rest)
 
     @property
-    def parts(self) -> tuple[ActionPart, ...]:
+    def steering(self) -> Steering:
         """See `Spec`."""
-        return PARTS
-
-    @property
-    def play(self) -> Play:
-        """See `Spec`."""
-        return Play(REST, KEYS, WORDS)
-
-    @property
-    def repeats(self) -> bool:
-        """See `Spec`: a single image is context frame and first frame."""
-        return self.multi
-
-    @property
-    def rolls(self) -> bool:
-        """See `Spec`."""
-        return True
-
-    @property
-    def longest(self) -> int:
-        """See `Spec`: what was trained."""
-        return self.frames
+        return STEERING
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -121,48 +106,33 @@ class RLVRFrames:
     """Decodes frames; ids that are no codes become the last code, or with `modulo` what is left of a division."""
 
     def __init__(self, network: RLVR, prompts: Tensor, *, modulo: bool = False) -> None:
-        self._tokenizer, self._layout = network.tokenizer, network.spec.layout
-        self._prompts, self._last = prompts, None if modulo else network.spec.drawn_codes - 1
-        self._first_context = network.spec.drawn_codes
-        self._context: tuple[Tensor, CrossKV] | None = None
+        self._tokenizer, self._spec, self._layout = network.tokenizer, network.spec, network.spec.layout
+        self._prompts, self._modulo = prompts, modulo
 
-    def _codes(self, ids: Tensor) -> Tensor:
-        return ids if self._last is None else ids.clamp(max=self._last)
+    @cached_property
+    def _context(self) -> tuple[Tensor, CrossKV]:
+        assert isinstance(self._tokenizer, CompressiveTokenizer)
+        return self._tokenizer.decode_context(self._prompts[:, : self._layout.prefix] - self._spec.drawn_codes)
 
-    def _of_context(self, tokenizer: CompressiveTokenizer) -> tuple[Tensor, CrossKV]:
-        if self._context is None:
-            ids = self._prompts[:, : self._layout.prefix] - self._first_context
-            self._context = tokenizer.decode_context(ids)
-        return self._context
+    def _drawn(self, ids: Tensor) -> Tensor:
+        """Frames of ids [P, n, codes], as `frame`."""
+        codes = ids if self._modulo else ids.clamp(max=self._spec.drawn_codes - 1)
+        if isinstance(self._tokenizer, CompressiveTokenizer):
+            return shown_pixels(self._tokenizer.decode_later(codes, self._context[1]))
+        return shown_pixels(torch.stack([self._tokenizer.decode(own) for own in codes.unbind(1)], 1))
 
     def context(self) -> Tensor:
         """See `FrameDecoder`: of a multi-step model the context frame and the first one."""
-        if isinstance(self._tokenizer, CompressiveTokenizer):
-            frame, _ = self._of_context(self._tokenizer)
-            first = self._later(self._tokenizer, self._prompts[:, self._layout.prefix :])
-            return _pixels(torch.stack([frame, first], 1))
-        size = self._layout.stride - 1
-        rows = F.pad(self._prompts, (0, CONTEXT * size - self._prompts.shape[1])).unflatten(1, (CONTEXT, size))
-        frames = [self._alone(self._tokenizer, ids) for ids in rows[:, :, : size - len(REST)].unbind(1)]
-        return _pixels(torch.stack(frames, 1))
-
-    def _alone(self, tokenizer: FrameTokenizer, ids: Tensor) -> Tensor:
-        return tokenizer.decode(self._codes(ids))
-
-    def _later(self, tokenizer: CompressiveTokenizer, ids: Tensor) -> Tensor:
-        return tokenizer.decode_later(self._codes(ids)[:, None], self._of_context(tokenizer)[1])[:, 0]
+        if self._spec.multi:
+            first = self._drawn(self._prompts[:, None, self._layout.prefix :])
+            return torch.cat([shown_pixels(self._context[0][:, None]), first], 1)
+        actions = self._spec.conditions
+        rows = F.pad(self._prompts, (0, actions)).unflatten(1, (CONTEXT, -1))
+        return self._drawn(rows[:, :, :-actions])
 
     def frame(self, codes: Tensor) -> Tensor:
         """See `FrameDecoder`."""
-        ids = codes[:, self._layout.opening :, 0]
-        if isinstance(self._tokenizer, CompressiveTokenizer):
-            return _pixels(self._later(self._tokenizer, ids)[:, None])[:, 0]
-        return _pixels(self._alone(self._tokenizer, ids)[:, None])[:, 0]
-
-
-def _pixels(x: Tensor) -> Tensor:
-    """[P, n, 3, H, W] in 0..1 to [P, n, H, W, 3] in 0..255."""
-    return x.clamp(0.0, 1.0).mul(255.0).permute(0, 1, 3, 4, 2)
+        return self._drawn(codes[:, None, self._layout.opening :, 0])[:, 0]
 
 
 class RLVR(FramesNetwork):
@@ -209,8 +179,7 @@ class RLVR(FramesNetwork):
 
     def encode(self, frames: Tensor, on_progress: OnProgress | None = None, actions: Tensor | None = None) -> Tensor:
         """See `FramesNetwork`; ids of `actions` lie between frames, of missing ones those of zeros."""
-        pixels = frames if frames.is_floating_point() else frames.float().div(255.0)
-        pixels, videos, count = pixels.permute(0, 1, 4, 2, 3), len(frames), frames.shape[1]
+        pixels, videos, count = network_pixels(frames), len(frames), frames.shape[1]
         given = torch.zeros(videos, 0, self.spec.conditions, device=frames.device) if actions is None else actions
         given = F.pad(given, (0, 0, 0, max(0, count - given.shape[1])))
         parts = list[Tensor]()
