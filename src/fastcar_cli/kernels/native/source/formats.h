@@ -25,7 +25,7 @@ struct FloatInputs {
 template <int bytes_each>
 struct FloatFormat {
     typedef FloatInputs Inputs;
-    static constexpr bool quantised = false, halves = false;
+    static constexpr bool quantised = false, halves = false, tiles = false;
     static constexpr int size = bytes_each, sums = LANES == 16 ? 1 : 2, one = WIDE ? 8 : 4;
     static constexpr int two = WIDE ? 8 / sums : 2, many = WIDE ? 4 : 2, from_inputs = WIDE ? 3 : 5, most_inputs = 6;
     static constexpr int few = 0;

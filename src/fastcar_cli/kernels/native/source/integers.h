@@ -50,8 +50,9 @@ INLINE Ints scale_and_round(const float* x, float factor) {
 //
 // block_bytes, block_inputs: weights of a block. input_bytes, input_scales: quantised inputs and their scales for a
 // block. weight_scale_bytes: scales of a block's weights. units: whether scales of inputs are multiples of a unit of
-// their row. few: up to so many inputs meet one weight row at a time in panels, whose sums then stay in registers.
-// halves: whether halves of blocks of `many` weight rows meet all inputs, as whole ones don't fit the registers.
+// their row. few: as many inputs meet the weight rows of a panel at a time as sums stay in registers: one row if there
+// are no more inputs, with `tiles` `many` rows. halves: whether halves of blocks of `many` weight rows meet all inputs,
+// as whole ones don't fit the registers.
 struct Int8 {
     typedef QuantisedInputs Inputs;
     static constexpr FormatRow row{"int8", 8, 32, 0};
@@ -59,7 +60,7 @@ struct Int8 {
     static constexpr int block_bytes = CACHE_LINE, block_inputs = CACHE_LINE, group_size = CACHE_LINE;
     static constexpr int input_bytes = 2 * CACHE_LINE, input_scales = 1, weight_scale_bytes = 0, sums = 1;
     static constexpr int one = 4, two = WIDE ? 4 : 2, many = BYTE_ROWS, from_inputs = 3, few = 4;
-    static constexpr bool units = false, halves = false;
+    static constexpr bool units = false, halves = false, tiles = LANES == 16;
     static int64_t bytes(int64_t n) { return n; }
     static int64_t scale_bytes(int64_t) { return 0; }
 
@@ -117,7 +118,7 @@ struct Int4 {
     static constexpr int group_size = row.group, block_inputs = GROUPS * group_size, block_bytes = block_inputs / 2;
     static constexpr int input_bytes = block_inputs, input_scales = 2 * LANES, weight_scale_bytes = 2 * GROUPS;
     static constexpr int sums = 1, one = LANES == 16 ? 4 : 1, two = one, many = LANES == 8 || WIDE ? 2 : 1;
-    static constexpr bool units = true, halves = LANES == 8;
+    static constexpr bool units = true, halves = LANES == 8, tiles = false;
     static constexpr int from_inputs = 3, few = 0;
     static int64_t bytes(int64_t n) { return n / 2; }
     static int64_t scale_bytes(int64_t n) { return n / group_size * 2; }

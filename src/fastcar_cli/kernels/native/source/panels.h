@@ -26,34 +26,40 @@ INLINE void with_count(int64_t n, F f) {
         with_count<N - 1>(n, f);
 }
 
-// Adds the products of `blocks` blocks of a weight row with N quantised inputs to sums [N], which are 0 if `fresh`
-// whatever they hold and stay in registers. With each block as many bytes are prefetched from `next` on.
-template <bool full, int N, class Format>
-INLINE void multiply_row(Format, Weights w, int64_t blocks, int64_t tail, const char* next, QuantisedInputs x,
-                         Floats* sums, bool fresh) {
-    Floats own[N] = {};
+// Adds the products of `blocks` blocks of R weight rows with N quantised inputs to sums [N][R], which are 0 if `fresh`
+// whatever they hold and stay in registers. With each block as many bytes are prefetched from `next` on, unless null.
+template <bool full, int R, int N, class Format>
+INLINE void multiply_tile(Format, Weights w, int64_t blocks, int64_t tail, const char* next, QuantisedInputs x,
+                          Floats* sums, bool fresh) {
+    constexpr int64_t bytes = R * Format::block_bytes;
+    Floats own[N][R] = {};
     if (!fresh) memcpy(own, sums, sizeof own);
     for (int64_t c = 0; c < blocks; c++) {
-        for (int64_t k = 0; k < Format::block_bytes; k += CACHE_LINE) prefetch(next + c * Format::block_bytes + k);
-        auto unpacked = Format::template unpack<full, 1>(w.at + c * Format::block_bytes, w.row,
+        for (int64_t k = 0; k < bytes && next; k += CACHE_LINE) prefetch(next + c * bytes + k);
+        auto unpacked = Format::template unpack<full, R>(w.at + c * Format::block_bytes, w.row,
                                                          w.scales + c * Format::weight_scale_bytes, w.scale_row, tail);
         for (int i = 0; i < N; i++) {
             QuantisedInputs input = x.from<Format>(c, i);
-            Format::multiply_block(unpacked, input.integers, input.scales, own + i);
+            Format::multiply_block(unpacked, input.integers, input.scales, own[i]);
         }
     }
     memcpy(sums, own, sizeof own);
 }
 
-// As above for R weight rows and any number of inputs, to sums [inputs][R].
+// As above for any number of inputs, to sums [inputs][R].
 template <bool full, int R, class Format>
 INLINE void multiply_segment(Format, Weights w, int64_t blocks, int64_t tail, const char* next, QuantisedInputs x,
                              int64_t inputs, Floats* sums, bool fresh) {
-    if constexpr (R == 1 && Format::few > 0)
-        if (inputs <= Format::few) {
-            with_count<Format::few>(inputs, [&](auto count) __attribute__((always_inline)) {
-                multiply_row<full, count.count>(Format{}, w, blocks, tail, next, x, sums, fresh);
-            });
+    if constexpr (Format::few > 0 && (R == 1 || Format::tiles))
+        if (R > 1 || inputs <= Format::few) {
+            int64_t most = even_part(inputs, Format::few);
+            for (int64_t i = 0, n; i < inputs; i += n) {
+                n = min(most, inputs - i);
+                with_count<Format::few>(n, [&](auto count) __attribute__((always_inline)) {
+                    multiply_tile<full, R, count.count>(Format{}, w, blocks, tail, i ? nullptr : next,
+                                                        x.from<Format>(0, i), sums + i * R, fresh);
+                });
+            }
             return;
         }
     constexpr int64_t lines = R * Format::block_bytes / CACHE_LINE;
@@ -202,7 +208,7 @@ void multiply_panels(Weights w, int64_t n, int64_t first, int64_t last, const ch
                 multiply_panel<rows.count>(Format{}, w.from_row(o), n, count, next, x.template from<Format>(0, i),
                                            min(most, inputs - i), y + i * y_step + o, y_step);
             };
-            if (count % R || inputs <= Format::few)
+            if (count % R || (inputs <= Format::few && !Format::tiles))
                 multiply(Count<1>{});
             else
                 multiply(Count<R>{});
