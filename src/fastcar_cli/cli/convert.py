@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,9 +16,6 @@ from fastcar_cli.config.keys import MODELS
 from fastcar_cli.config.run_config import load_config, surroundings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.system.limits import cores
-
-if TYPE_CHECKING:
-    from fastcar_cli.convert.convert import Conversion, Result
 
 
 @options("runtime.threads")
@@ -66,19 +63,6 @@ def convert(
     if dtype == "int4" and form.depth == "int8" and depth_dtype is None:
         note(terminal, "the narrow depth transformer stays in int8; --depth-dtype int4 is smaller and less accurate")
     conversion = Conversion(source, output, form, spec, calibration)
-    result = _run(conversion, terminal)
-    if as_json:
-        document: dict[str, Any] = {"folder": str(result.folder), "source": dict(source.identity), "dtype": dtype}
-        document |= {"depth_dtype": form.depth or dtype, "source_bytes": result.before, "weights_bytes": result.after}
-        typer.echo(json.dumps(document | {"shards_kept": result.kept, "seconds": result.seconds}))
-        return
-    out, there = Results(quiet), f", {result.kept} shards were there" if result.kept else ""
-    sizes = f"{gib(result.after)} of weights in {dtype}, they were {gib(result.before)}"
-    out.print(f"{result.folder}: {sizes} ({result.seconds:.0f} s{there})", soft_wrap=True)
-    out.print(f"use it with fastcar generate --model {result.folder}", soft_wrap=True)
-
-
-def _run(conversion: Conversion, terminal: Any) -> Result:
     with contextlib.ExitStack() as bars:
         shown: dict[str, Callable[[str, int, int], None]] = {}
 
@@ -89,4 +73,13 @@ def _run(conversion: Conversion, terminal: Any) -> Result:
                 shown[what] = reported(bars.enter_context(progress(terminal, things)))
             shown[what](what, done, total)
 
-        return conversion.run(on_progress)
+        result = conversion.run(on_progress)
+    if as_json:
+        document: dict[str, Any] = {"folder": str(result.folder), "source": dict(source.identity), "dtype": dtype}
+        document |= {"depth_dtype": form.depth or dtype, "source_bytes": result.before, "weights_bytes": result.after}
+        typer.echo(json.dumps(document | {"shards_kept": result.kept, "seconds": result.seconds}))
+        return
+    out, there = Results(quiet), f", {result.kept} shards were there" if result.kept else ""
+    sizes = f"{gib(result.after)} of weights in {dtype}, they were {gib(result.before)}"
+    out.print(f"{result.folder}: {sizes} ({result.seconds:.0f} s{there})", soft_wrap=True)
+    out.print(f"use it with fastcar generate --model {result.folder}", soft_wrap=True)

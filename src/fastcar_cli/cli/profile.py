@@ -46,7 +46,8 @@ def profile(
     vila-u-7b run with random weights of their shapes, without a download.
     """
     from fastcar_cli.checkpoints.open import spec_of
-    from fastcar_cli.profile.profile_report import emulated_lengths, profile_steps, ratios
+    from fastcar_cli.pipeline.pipeline import VideoPipeline
+    from fastcar_cli.profile.profile_report import emulated_lengths, profile_decode, profile_steps, ratios
     from fastcar_cli.profile.profiler import parse_lengths
 
     run = load_config(None, (), flags, surroundings())
@@ -71,7 +72,10 @@ def profile(
             on_length = partial(bar.advance, task)
             document = profile_steps(measured, lengths, rows, repeats, replay_ratio, on_length)
     if decode is not None:
-        document["decode"] = _decoded(model, decode, tau, seed, run.runtime.device, dtype)
+        keys = {"model": model, "replay.tau": tau, "draft.kind": "off", "runtime.dtype": dtype}
+        pipe = VideoPipeline.from_config(load_config(None, (), keys | {"runtime.device": run.runtime.device}))
+        pipe.notices([decode])
+        document["decode"] = profile_decode(pipe, decode, seed)
     if save is not None:
         write_whole(save, json.dumps(document, indent=1) + "\n")
     if earlier is not None:
@@ -112,16 +116,6 @@ def _dry_run(run: RunConfig, lengths: list[int], rows: int | None, repeats: int,
     table.add_row("layers", f"{layers['measured']} of {layers['scaled_to']}; rows: {rows}")
     add_memory(table, plan)
     Results().print(table)
-
-
-def _decoded(model: str, prompt: str, tau: str, seed: int, device: str, dtype: str) -> dict[str, Any]:
-    from fastcar_cli.pipeline.pipeline import VideoPipeline
-    from fastcar_cli.profile.profile_report import profile_decode
-
-    flags = {"model": model, "replay.tau": tau, "draft.kind": "off", "runtime.device": device, "runtime.dtype": dtype}
-    pipe = VideoPipeline.from_config(load_config(None, (), flags))
-    pipe.notices([prompt])
-    return profile_decode(pipe, prompt, seed)
 
 
 def _read(file: Path) -> dict[str, Any]:

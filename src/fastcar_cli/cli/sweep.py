@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from rich.box import SIMPLE
@@ -22,10 +22,6 @@ from fastcar_cli.config.tau import Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.pipeline.engines import check_engine
 from fastcar_cli.system.signals import status
-
-if TYPE_CHECKING:
-    from fastcar_cli.pipeline.clips import ClipFiles
-    from fastcar_cli.sweep.session import Request
 
 METRICS = ("psnr", "ssim", "ms-ssim", "temporal", "fidelity", "lpips")
 _OWN = "[default: the configuration's]"
@@ -65,12 +61,19 @@ def sweep(ctx: typer.Context, asked: SweepOptions, flags: Flags) -> None:
     video with the dense video of the same prompt and seed.
     """
     from fastcar_cli.pipeline.clips import ClipFiles
+    from fastcar_cli.sweep.grid import join_prompts
     from fastcar_cli.sweep.metrics import parse_metrics
-    from fastcar_cli.sweep.session import Request
+    from fastcar_cli.sweep.session import Request, Session, grid_document
 
     run, sources = load_sources(asked.config, asked.set_ or [], flags, surroundings())
     clips = ClipFiles(tuple(asked.inputs or ()), tuple(asked.actions or ()), run.input)
-    texts, notes = _prompts(ctx, clips, asked.prompts or [], asked.prompts_file)
+    clips.check()
+    texts, notes = list[str](), list[str]()
+    if not clips:
+        refuse(ctx, ("actions", "start", "step", "key"), "without --input", "it needs --input with frames")
+        texts, notes = join_prompts(asked.prompts or [], asked.prompts_file)
+    elif asked.prompts or asked.prompts_file is not None:
+        raise RequestError("--input and prompts exclude each other", hint="a model takes frames or a text")
     check_engine(asked.engine, asked.address, asked.workers)
     one_of("--names", asked.names, ("vbench",))
     if asked.shard is not None:
@@ -91,20 +94,36 @@ def sweep(ctx: typer.Context, asked: SweepOptions, flags: Flags) -> None:
         **{name: getattr(asked, name) for name in ("repeats", "shard", "engine", "address", "workers")},
     )
     notes += notices({key: source for key, source in sources.items() if key != "replay.tau" or asked.tau is None})
-    (_dry_run if asked.dry else _sweep)(request, asked, notes)
-
-
-def _prompts(ctx: typer.Context, clips: ClipFiles, given: list[str], file: Path | None) -> tuple[list[str], list[str]]:
-    """Prompts and notices, both empty with inputs. Raises RequestError, also for options without effect."""
-    from fastcar_cli.sweep.grid import join_prompts
-
-    clips.check()
-    if not clips:
-        refuse(ctx, ("actions", "start", "step", "key"), "without --input", "it needs --input with frames")
-        return join_prompts(given, file)
-    if given or file is not None:
-        raise RequestError("--input and prompts exclude each other", hint="a model takes frames or a text")
-    return [], []
+    terminal, out, output = console(asked.quiet), Results(asked.quiet), asked.output or Path()
+    if asked.dry:
+        document = grid_document(request, asked.output)
+        document["notes"] = notes = [*notes, *document["notes"]]
+        if asked.as_json:
+            return typer.echo(json.dumps(document, ensure_ascii=False))
+        show_plan(out, document)
+        for text in notes:
+            note(terminal, text)
+        return None
+    session = Session(request)
+    for text in [*notes, *session.notices]:
+        note(terminal, text)
+    with session.opened(output) as store:
+        for text in store.damaged:
+            note(terminal, text, "damaged cell, computed again if in the grid")
+        try:
+            with progress(terminal, "decodes") as bar:
+                task = bar.add_task("sweep", total=session.left(store))
+                session.run(store, partial(bar.advance, task))
+        except KeyboardInterrupt as e:
+            done, rest = len(store.cells), session.left(store)
+            note(terminal, f"{done} cells are saved; the same command runs the other {rest} decodes", "stopped")
+            raise typer.Exit(status(e)) from None
+        results, written, notes = session.finish(store)
+    for text in notes:
+        note(terminal, text)
+    if asked.as_json:
+        return typer.echo(json.dumps(results, ensure_ascii=False))
+    return show(out, terminal, results, output, written)
 
 
 def _axes(ctx: typer.Context, axis: str | None, given: dict[str, str | None]) -> dict[str, Any]:
@@ -130,45 +149,6 @@ def _axes(ctx: typer.Context, axis: str | None, given: dict[str, str | None]) ->
         kinds = ([OFF] if kind == OFF else [f"{kind}-{size}" for size in lengths] for kind in axes["draft"])
         axes["draft"] = tuple(draft for several in kinds for draft in several)
     return axes
-
-
-def _sweep(request: Request, asked: SweepOptions, notes: list[str]) -> None:
-    from fastcar_cli.sweep.session import Session
-
-    terminal, session, output = console(asked.quiet), Session(request), asked.output or Path(".")
-    for text in [*notes, *session.notices]:
-        note(terminal, text)
-    with session.opened(output) as store:
-        for text in store.damaged:
-            note(terminal, text, "damaged cell, computed again if in the grid")
-        try:
-            with progress(terminal, "decodes") as bar:
-                task = bar.add_task("sweep", total=session.left(store))
-                session.run(store, partial(bar.advance, task))
-        except KeyboardInterrupt as e:
-            done, rest = len(store.cells), session.left(store)
-            note(terminal, f"{done} cells are saved; the same command runs the other {rest} decodes", "stopped")
-            raise typer.Exit(status(e)) from None
-        results, written, notes = session.finish(store)
-    for text in notes:
-        note(terminal, text)
-    if asked.as_json:
-        typer.echo(json.dumps(results, ensure_ascii=False))
-    else:
-        show(Results(asked.quiet), terminal, results, output, written)
-
-
-def _dry_run(request: Request, asked: SweepOptions, notes: list[str]) -> None:
-    from fastcar_cli.sweep.session import grid_document
-
-    document = grid_document(request, asked.output)
-    document["notes"] = [*notes, *document["notes"]]
-    if asked.as_json:
-        typer.echo(json.dumps(document, ensure_ascii=False))
-    else:
-        show_plan(Results(asked.quiet), document)
-        for text in document["notes"]:
-            note(console(asked.quiet), text)
 
 
 _COLUMNS = {
