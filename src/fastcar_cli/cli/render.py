@@ -197,7 +197,11 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
     if "input" in report:
         table.add_row("input", plain(_input(report["input"])))
     if "truth" in report:
-        _truth(table, report["truth"])
+        # Errors of predicted frames against the input's, in total and by frame.
+        truth = report["truth"]
+        for key, (name, form) in _ERRORS.items() if truth["by_frame"]["ssim"] else ():
+            total, *each = ("equal" if x is None else form.format(x) for x in (truth[key], *truth["by_frame"][key]))
+            table.add_row(name, f"{total}; by frame from {truth['first_frame']} on: {' '.join(each)}")
     if report["rolls"]:
         table.add_row("context", f"rolled {report['rolls']} time{'s' * (report['rolls'] > 1)}")
     table.add_row("seed", str(report["seed"]))
@@ -244,13 +248,7 @@ def _input(clip: dict[str, Any]) -> str:
     return f"{clip['name']} ({clip['width']} x {clip['height']}), {used}: {frames}"
 
 
-def _truth(table: Table, truth: dict[str, Any]) -> None:
-    if not truth["by_frame"]["ssim"]:
-        return
-    formats = {"psnr_db": ("PSNR (dB)", "{:.1f}"), "ssim": ("SSIM", "{:.3f}"), "temporal": ("temporal error", "{:.1f}")}
-    for key, (name, form) in formats.items():
-        total, *each = ("equal" if x is None else form.format(x) for x in (truth[key], *truth["by_frame"][key]))
-        table.add_row(name, f"{total}; by frame from {truth['first_frame']} on: {' '.join(each)}")
+_ERRORS = {"psnr_db": ("PSNR (dB)", "{:.1f}"), "ssim": ("SSIM", "{:.3f}"), "temporal": ("temporal error", "{:.1f}")}
 
 
 def accelerator(table: Table, backend: dict[str, Any]) -> None:
@@ -301,25 +299,22 @@ class Preview:
         self._frames = (*self._frames, image)[-self._most :]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        if frames := self._frames:
-            yield from _strip(frames, console.width, console.height - LINES_BELOW)
+        import numpy as np
+        from PIL import Image
 
-
-def _strip(frames: tuple[NDArray[np.uint8], ...], width: int, height: int) -> list[Segment]:
-    """The last frames that fit, scaled to one size with spaces between them; a character has two pixels."""
-    import numpy as np
-    from PIL import Image
-
-    high, wide = frames[-1].shape[:2]
-    rows = max(1, min(MOST_ROWS, height, high // 2, width * high // (2 * wide)))
-    columns = max(1, 2 * rows * wide // high)
-    fit = max(1, (width + 1) // (columns + 1))
-    small = [np.asarray(Image.fromarray(f).resize((columns, 2 * rows), Image.Resampling.BOX)) for f in frames[-fit:]]
-    segments = []
-    for row in range(rows):
-        for image in small:
-            for upper, lower in zip(image[2 * row].tolist(), image[2 * row + 1].tolist(), strict=True):
-                segments.append(Segment("▀", Style(color=Color.from_rgb(*upper), bgcolor=Color.from_rgb(*lower))))
-            segments.append(Segment(" "))
-        segments[-1] = Segment.line()
-    return segments
+        if not (frames := self._frames):
+            return
+        high, wide = frames[-1].shape[:2]
+        # A character has two pixels.
+        room = min(MOST_ROWS, console.height - LINES_BELOW, high // 2, console.width * high // (2 * wide))
+        rows = max(1, room)
+        columns = max(1, 2 * rows * wide // high)
+        fit = max(1, (console.width + 1) // (columns + 1))
+        small = (Image.fromarray(f).resize((columns, 2 * rows), Image.Resampling.BOX) for f in frames[-fit:])
+        pixels = [np.asarray(image).tolist() for image in small]
+        for row in range(rows):
+            for place, image in enumerate(pixels):
+                yield from [Segment(" ")] * (place > 0)
+                for upper, lower in zip(image[2 * row], image[2 * row + 1], strict=True):
+                    yield Segment("▀", Style(color=Color.from_rgb(*upper), bgcolor=Color.from_rgb(*lower)))
+            yield Segment.line()

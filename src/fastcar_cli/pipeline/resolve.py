@@ -41,7 +41,13 @@ def resolve(model: LoadedModel, config: RunConfig) -> RunConfig:
     policy = config.generation.context_policy or ("stop" if one_context and not spec.layout.rolls else "roll")
     _check_frames(model.name, spec, frames, policy == "roll")
     if policy == "roll" and decoded_frames(spec, frames) > segment_of(spec):
-        _check_rolls(model.name, spec, config)
+        if config.backend.name == "fpga-sim":
+            said, hint = "the emulated accelerator does not roll contexts", (Key("context_policy"), " stop")
+            allowed = f"at most {min(spec.frames, spec.longest)}"
+            raise RequestError(said, key="frames", value=config.generation.frames, allowed=allowed, hint=hint)
+        if segment_of(spec) < 1 + (not spec.layout.prompt_frames):
+            said = f"the model {model.name!r} has positions for one frame"
+            raise RequestError(said, key="context_policy", allowed="stop")
     sampling = config.sampling.model_copy(
         update={key: getattr(own.sampling, key) for key, value in config.sampling if value is None}
     )
@@ -159,16 +165,6 @@ def _check_frames(name: str, spec: Spec, frames: int, rolls: bool) -> None:
         said = f"the model {name!r} takes {context} as context"
     hint = (Key("context_policy"), " roll continues") if frames > longest else None
     raise RequestError(said, key="frames", value=frames, allowed=allowed, hint=hint)
-
-
-def _check_rolls(name: str, spec: Spec, config: RunConfig) -> None:
-    """Refuse to roll a context that can't, or whose cycles are not known. Raises RequestError."""
-    if config.backend.name == "fpga-sim":
-        said = "the emulated accelerator does not roll contexts"
-        allowed, hint = f"at most {min(spec.frames, spec.longest)}", (Key("context_policy"), " stop")
-        raise RequestError(said, key="frames", value=config.generation.frames, allowed=allowed, hint=hint)
-    if segment_of(spec) < 1 + (not spec.layout.prompt_frames):
-        raise RequestError(f"the model {name!r} has positions for one frame", key="context_policy", allowed="stop")
 
 
 def _check_ratio(config: RunConfig, frames: int, layout: Layout) -> None:

@@ -70,7 +70,16 @@ class Session:
     def __init__(self, request: Request, loaded: VideoPipeline | None = None) -> None:
         """Load the model, unless a pipeline has it, and refuse what is impossible. Raises RequestError."""
         self.request = request
-        config = _plain(request)
+        config = request.config
+        if config.generation.samples != 1:
+            said = ("a sweep takes the number of videos from ", Key("seeds"))
+            raise RequestError(said, key="generation.samples", hint=(Key("seeds"), " 0-3"))
+        # The keys of the grid; what replay brings is measured alone unless drafts are wanted.
+        keys: dict[str, Any] = {"generation.seed": None, "replay.tau": "off", "replay.ratio": None, "replay.gate": None}
+        if request.vbench and config.video.fps is None:
+            keys["video.fps"] = VBENCH_FPS
+        kind = OFF if "draft" in request.axes else config.draft.kind or OFF
+        config = config.changed({**keys, "replay.score": DEFAULT, "draft.kind": kind})
         pipe = VideoPipeline.from_config(config) if loaded is None else loaded.with_config(config)
         clips = _named_clips(request.inputs, pipe)
         self.grid = grid = _grid_of(request, tuple(clips) or request.prompts, str(pipe.resolved.replay.gate))
@@ -228,20 +237,6 @@ def _grid_of(request: Request, prompts: tuple[str, ...], gate: str) -> Grid:
         hint, said = (Key("replay_ratio"), " 0.2,0.5,0.8 instead of ", Key("tau")), ",".join(grid.score)
         raise RequestError("thresholds of different scores are not comparable", key="score", value=said, hint=hint)
     return grid
-
-
-def _plain(request: Request) -> RunConfig:
-    """The configuration without the keys of the grid. Raises RequestError for keys that contradict a sweep."""
-    config = request.config
-    if config.generation.samples != 1:
-        said = ("a sweep takes the number of videos from ", Key("seeds"))
-        raise RequestError(said, key="generation.samples", hint=(Key("seeds"), " 0-3"))
-    keys: dict[str, Any] = {"generation.seed": None, "replay.tau": "off", "replay.ratio": None, "replay.gate": None}
-    if request.vbench and config.video.fps is None:
-        keys["video.fps"] = VBENCH_FPS
-    # What replay brings is measured alone unless drafts are wanted.
-    kind = OFF if "draft" in request.axes else config.draft.kind or OFF
-    return config.changed({**keys, "replay.score": DEFAULT, "draft.kind": kind})
 
 
 def grid_document(request: Request, folder: Path | None) -> dict[str, Any]:
