@@ -7,26 +7,16 @@ codes, then the delimiter before a context frame (scf) and the one before a late
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastcar_cli.models.decoder import KV, table
+from fastcar_cli.models.fsq import FiniteScalars
 from fastcar_cli.models.ivideogpt.blocks import CONTEXT_CODES, ConditionalSpec, ConvHalf, TokenizerSpec
 
 CrossKV = Mapping[int, KV]  # keys and values of context frames, by the level whose cross attention reads them
-
-
-class CodeVectors(Protocol):
-    """Vectors of codes."""
-
-    def nearest(self, x: Tensor) -> Tensor:
-        """Codes int64 [...] of the vectors nearest to x [..., width]."""
-
-    def __call__(self, codes: Tensor) -> Tensor:
-        """[...] -> [..., width]."""
 
 
 class Codebook(nn.Module):
@@ -52,8 +42,8 @@ class ConditionalTokenizer(nn.Module):
     """
 
     spec: ConditionalSpec
-    quantize: CodeVectors
-    dynamics_quantize: CodeVectors
+    quantize: Codebook | FiniteScalars
+    dynamics_quantize: Codebook | FiniteScalars
 
     def __init__(self, spec: ConditionalSpec, widths: tuple[int, int]) -> None:
         super().__init__()
