@@ -15,22 +15,7 @@ from fastcar_cli.models.sampling import SamplingSettings
 
 
 class Draws:
-    """Codes and the random numbers that decide them.
-
-    tokens: T*N, positions of a video.
-    codes: int64 [P, T*N, depth], filled as positions are decoded.
-    buffer: memory of `codes`, int64 [P, T*N + slack, depth], where passes write drafts too.
-    uniforms: numbers in [0, 1) that fix the draws, shaped as `buffer`.
-    given: codes shaped as `buffer` that are taken where they are not negative; None: all are drawn. `conditions` may
-        decide them (`Network.given`).
-    done: final positions of each video.
-    limit: positions that are decoded before the caller changes something, at most `tokens`.
-    known: positions before it have given codes.
-    places: those in a frame of given tokens that a pass takes together.
-    keep_logits: whether passes return logits.
-    latent: sum of the code vectors of the last drawn position, [P, 1, code_width]; None where it is looked up, as after
-        a pass of several tokens.
-    """
+    """Codes and the random numbers that decide them."""
 
     def __init__(
         self,
@@ -42,19 +27,22 @@ class Draws:
     ) -> None:
         layout, device = model.spec.layout, model.device
         self._codebooks, self._settings = model.codebooks, settings
-        self.tokens = tokens = uniforms.shape[1]
+        self.tokens = tokens = uniforms.shape[1]  # T*N, positions of a video
+        # [P, T*N + slack, depth]: numbers in [0, 1) that fix the draws, and codes int64, where passes write drafts too.
         self.uniforms = F.pad(uniforms.to(device), (0, 0, 0, slack)).contiguous()
         self.buffer = torch.zeros(self.uniforms.shape, dtype=torch.int64, device=device)
-        self.codes = self.buffer[:, :tokens]
-        self.given: Tensor | None = None
+        self.codes = self.buffer[:, :tokens]  # filled as positions are decoded
+        self.given: Tensor | None = None  # shaped as `buffer`, taken where it is not negative
         self._fixed = model.given
-        self.places = set(layout.delimiters if layout.together else ())
+        self.places = set(layout.delimiters if layout.together else ())  # given tokens that a pass takes together
         fixed = model.given(tokens + slack, conditions)
         if bool((fixed >= 0).any()):
             self.given = fixed[..., None].expand_as(self.buffer).contiguous()
         self.videos = len(self.buffer)
+        # Final positions of each video; how many are decoded before the caller changes something; with given codes.
         self.done, self.limit, self.known = [0] * self.videos, tokens, 0
         self.keep_logits = False
+        # Of the last drawn position, [P, 1, code_width]; None where it is looked up, as after a pass of several tokens.
         self.latent: Tensor | None = None
         # By position on the device, only where it changes.
         self._top_ps: Tensor | None = None

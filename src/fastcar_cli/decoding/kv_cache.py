@@ -67,18 +67,8 @@ class Reach:
 
 
 class KVCache:
-    """Keys and values of a batch of videos.
-
-    k, v: [layers, rows, kv_heads, slots, head_dim].
-    aligned: keys of aligned tokens: k, or the ring [layers, rows, kv_heads, N + 1, head_dim], in which index i lies in
-        slot i % (N + 1).
-    table: `Slots` of every input token, int64 [tokens - 1, 6].
-    overwrites: whether a token can take the slot of another one.
-    most_inputs: most tokens of a row that one pass can append, each to a slot of its own.
-    sinks: sinks of each row, int64 [rows]: as requested, at most the tokens of its own prompt.
-    first_ring_slot: slots set apart for sinks.
-    begin: the first visual token after the prompts, see `move`.
-    text: tokens of the prompts before those of frames; all where a row is padded.
+    """Keys and values of a batch of videos: `k`, `v` [layers, rows, kv_heads, slots, head_dim]; `aligned`, keys of
+    aligned tokens, k or the ring of N + 1 slots, in which index i lies in slot i % (N + 1).
     """
 
     older: tuple[Tensor, ...] = ()
@@ -89,9 +79,10 @@ class KVCache:
         """`room` of the visual tokens have a place at once, see `move`."""
         spec, self.frame = model.spec.decoder, model.spec.tokens_per_frame
         self.window, self.padded, self.pad = window, prompts.padded, prompts.pad
-        self.sinks = prompts.lengths.clamp(max=sinks if window else 0)
+        self.sinks = prompts.lengths.clamp(max=sinks if window else 0)  # of each row, int64 [rows]
         self.first_ring_slot = int(self.sinks.max())
         self._padding = bool(self.pad.any())
+        # Tokens of the prompts before those of frames; all where a row is padded.
         self.text = self.padded - (0 if self._padding else prompts.aligned)
         self._rows = torch.arange(prompts.rows, device=self.pad.device)
         # The rows of each video, and the column in which the longer of their prompts begins.
@@ -106,11 +97,14 @@ class KVCache:
     def move(self, begin: int) -> None:
         """Let visual token `begin` be the first after the prompts, whose keys and values are to be filled in again."""
         self.begin = begin
+        # `Slots` of every input token, int64 [tokens - 1, 6].
         self.table = torch.stack(self._slots((self._every - begin).clamp(0, self._tokens - 1)), 1)
         self._host = self.table.cpu()
 
     def _allocate(self, heads: tuple[int, ...], width: int, tokens: int, dtype: torch.dtype) -> None:
-        """Make the tensors for this many visual tokens; `heads` are layers, rows and KV heads."""
+        """Make the tensors for this many visual tokens; `heads` are layers, rows and KV heads. Sets
+        `overwrites`, whether a token can take the slot of another, and `most_inputs`, most tokens of a row in a pass.
+        """
         device = self.pad.device
         self.overwrites, self.most_inputs = self.window is not None, min(self.frame, self.window or self.frame)
         slots = self.padded + tokens if self.window is None else self.first_ring_slot + self.window

@@ -25,30 +25,22 @@ Pixels = NDArray[np.float32]  # of a frame, float32 [H, W, 3] in 0 .. 1
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be read for a model.
-
-    `frames` is S, context and prediction together, `context` C; `actions` how many numbers an action has, 0 for none,
-    `parts` what they are; `start` and `step` choose frames of the input. With `repeats` an input of one frame stands
-    for the C frames, between which no action is used. With `whole` all S frames have to be there, else C will do, with
-    `short` any number from C on. With `goal` the last one comes first (iVideoGPT inference/predict.py). With `last`
-    only C frames are read unless `whole`, cropped to the model's size, and without `start` they are the input's last
-    ones.
-    """
+    """What is to be read for a model."""
 
     model: str
-    frames: int
-    context: int
+    frames: int  # S, context and prediction together
+    context: int  # C
     height: int
     width: int
-    actions: int = 0
-    parts: tuple[ActionPart, ...] = ()
-    repeats: bool = False
-    short: bool = False
-    start: int | None = None
-    step: int = 1
-    whole: bool = False
-    goal: bool = False
-    last: bool = False
+    actions: int = 0  # how many numbers an action has, 0 for none
+    parts: tuple[ActionPart, ...] = ()  # what they are
+    repeats: bool = False  # an input of one frame stands for the C frames, between which no action is used
+    short: bool = False  # any number of frames from C on will do
+    start: int | None = None  # of the input; None: the first, or with `last` the last ones
+    step: int = 1  # of the input
+    whole: bool = False  # all S frames have to be there, else C will do
+    goal: bool = False  # the last one comes first (iVideoGPT inference/predict.py)
+    last: bool = False  # only C frames are read unless `whole`, cropped to the model's size
 
     @property
     def most(self) -> int:

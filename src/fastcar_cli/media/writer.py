@@ -80,18 +80,14 @@ def default_name(prompt: str, seed: int, folder: Path = Path("."), suffix: str =
 
 @dataclass
 class Writer:
-    """Takes frames one by one and closes to a whole file, or to nothing; a context manager, which aborts on exceptions.
+    """Takes frames one by one and closes to a whole file, or to nothing; as a context manager, aborts on exceptions."""
 
-    `path` is the requested name, after `close` the one that the file got; `width` and `height` (px) are those of its
-    frames. With `aside` another video of this name is renamed to `renamed`.
-    """
-
-    path: Path
+    path: Path  # the requested name, after `close` the one that the file got
     fps: int
     scale: int
     recipe: dict[str, Any]
     new: bool
-    aside: bool = False
+    aside: bool = False  # rename another video of this name to `renamed`
     renamed: Path | None = field(default=None, init=False)
     frames: int = field(default=0, init=False)
     width: int = field(default=0, init=False)

@@ -31,21 +31,17 @@ OFF = "off"
 
 @dataclass(frozen=True)
 class Cell:
-    """One video of a sweep. tau and ratio None: dense; window None attends to everything.
-
-    A controller moves tau to reach `ratio`; both apply to `score`. `draft` is "off" or kind and draft length, such as
-    "jacobi-16"; it changes the time and nothing else.
-    """
+    """One video of a sweep. `draft` changes the time and nothing else."""
 
     prompt: str
     seed: int
-    tau: float | None
-    window: int | None
+    tau: float | None  # None, and ratio too: dense
+    window: int | None  # None attends to everything
     gate: str
     backend: str
-    score: str = DEFAULT
-    ratio: float | None = None
-    draft: str = OFF
+    score: str = DEFAULT  # of tau and ratio
+    ratio: float | None = None  # a controller moves tau to reach it
+    draft: str = OFF  # "off", or kind and draft length, such as "jacobi-16"
 
     @property
     def reference(self) -> Cell:

@@ -65,23 +65,12 @@ class ReplayStats:
 
 
 class Replay:
-    """The rule at work on one batch: the MLP outputs of the last frame, and what was decided.
-
-    outputs: MLP outputs used in the last frame, [layers, rows, N, width].
-    nbytes: bytes of these outputs.
-    first: the first input token whose aligned token is known.
-    by_token: decisions, bool [T*N - 1 + slack, layers, rows].
-    replayed: the same memory by input token, [layers, rows, T*N - 1].
-    scored: layers whose TAS is wanted, bool [layers], on the CPU.
-    tas: scores, float32 [layers, rows, T*N - 1], NaN where none was computed; None where they are not stored.
-    ages: how often in a row each output was replayed, int16 [N, rows, layers]; counted under `max_age`.
-    controller: moves the thresholds; None where tau is given.
-    passes: decisions of each pass with several input tokens, bool [count, layers, rows], rejected ones too.
-    """
+    """The rule at work on one batch: the MLP outputs of the last frame, and what was decided."""
 
     def __init__(self, rule: ReplayRule, size: Size, *, keep_tas: bool = False) -> None:
         layers, rows, frame, device = size.layers, size.rows, size.frame, size.device
         self.rule, self.frame, self._rows, self._aligned, self._opening = rule, frame, rows, size.aligned, size.opening
+        # The first input token whose aligned token is known.
         self.first = self._scored_from = max(size.opening, frame - size.aligned, rule.first_frame * frame)
         self.outputs = torch.zeros(layers, rows, frame, size.width, dtype=size.dtype, device=device)
         self.nbytes = self.outputs.nbytes
@@ -89,13 +78,15 @@ class Replay:
         self._gated = (tokens >= self.first) & ~torch.isin(tokens % frame, torch.tensor(dense, dtype=torch.int64))
         self.by_token = torch.zeros(len(tokens), layers, rows, dtype=torch.bool, device=device)
         self.replayed = self.by_token.permute(1, 2, 0)[..., : size.tokens - 1]
-        # Tables [tokens, rows, layers], as `Inputs.of` reads them.
+        # Tables [tokens, rows, layers], as `Inputs.of` reads them. Scores are NaN where none was computed.
         self._decisions = self.by_token.mT
         self._tas = torch.full_like(self.by_token, math.nan, dtype=torch.float32).mT if keep_tas else None
         self.tas = None if self._tas is None else self._tas.permute(2, 1, 0)[..., : size.tokens - 1]
+        # How often in a row each output was replayed; counted under `max_age`.
         self.ages = torch.zeros(frame, rows, layers, dtype=torch.int16, device=device)
-        self.controller: Controller | None = None
+        self.controller: Controller | None = None  # moves the thresholds
         taus = torch.tensor(rule.tau.by_layer(layers), dtype=torch.float32)
+        # Layers whose TAS is wanted, on the CPU.
         self.scored = (taus < math.inf) | (keep_tas or rule.target is not None)
         if rule.target is not None:
             dense_frames = -((size.opening - self.first) // frame)
@@ -103,6 +94,7 @@ class Replay:
             # Wherever a token may replay, its threshold is the controller's.
             taus = torch.full_like(taus, -math.inf)
         self._thresholds = self._where_gated(taus[:, None].expand(-1, rows)).mT
+        # Decisions of each pass with several input tokens, bool [count, layers, rows], rejected ones too.
         self.passes: list[Tensor] = []
 
     def _where_gated(self, thresholds: Tensor) -> Tensor:

@@ -107,25 +107,18 @@ _LOOKS: Final = ("shape", "color", "material", "size")
 class MapSpec:
     """What placements are made of.
 
-    Attributes:
-        meanings: what each id of the vocabulary says of placements, as "shape 2" or "across -4", or "". Kinds are
-            shape, color, material, size; column and row (cells), right and down (steps in the cell), across and along
-            (px a frame), hop, spin, turned (steps of 15 degrees); floor, light, pan (px a frame) and shift (steps).
-        reach: px from a thing's middle to what touches it beside it, by shape and then size.
-        mass: its weight, by size.
-        shadow: px (right, down) that a shadow moves for each px of height.
-        cell, period: px of a cell, and after which grounds repeat, both ways.
-        hidden: units that join what is known of one object.
-
+    `meanings` is what each id of the vocabulary says of them, as "shape 2" or "across -4", or "": kinds are shape,
+    color, material, size; column and row (cells), right and down (steps in the cell), across and along (px a frame),
+    hop, spin, turned (steps of 15 degrees); floor, light, pan (px a frame) and shift (steps).
     """
 
     meanings: tuple[str, ...]
-    reach: tuple[Size, ...]
-    mass: tuple[Size, ...]
-    shadow: tuple[Number, Number]
-    cell: Size
-    period: Size
-    hidden: Size
+    reach: tuple[Size, ...]  # px from a thing's middle to what touches it beside it, by shape and then size
+    mass: tuple[Size, ...]  # by size
+    shadow: tuple[Number, Number]  # px (right, down) that a shadow moves for each px of height
+    cell: Size  # px
+    period: Size  # px after which grounds repeat, both ways
+    hidden: Size  # units that join what is known of one object
 
     def count(self, kind: str) -> int:
         """Distinct values of a kind."""
