@@ -245,3 +245,15 @@ def test_models_show_names_the_numbers(folder: Path, run: Run) -> None:
     document = _report(run("models", "show", "rt1-world-model-single-step-rlvr", "--json"))
     assert [part["name"] for part in document["actions"]] == [part.name for part in PARTS]
     assert sum(len(part["low"]) for part in document["actions"]) == 13
+
+
+@pytest.mark.parametrize("value", [[[1.0, 2], [3.0]], None, "fast", {}])
+def test_a_value_that_is_no_table_is_refused(value: Any, tmp_path: Path) -> None:
+    (tmp_path / "moves.json").write_text(json.dumps({**_by_name(MOVES), "world_vector": value}))
+    with pytest.raises(RequestError, match="'world_vector' has shape"):
+        read_actions(tmp_path / "moves.json", 13, range(3), PARTS)
+
+
+def test_one_action_by_name_is_a_row(tmp_path: Path) -> None:
+    (tmp_path / "moves.json").write_text(json.dumps({name: rows[0] for name, rows in _by_name(MOVES[:1]).items()}))
+    assert np.allclose(read_actions(tmp_path / "moves.json", 13, parts=PARTS), MOVES[:1])

@@ -63,18 +63,14 @@ def actions_in(
     path: Path, width: int, wanted: Sequence[int] | None, parts: Sequence[ActionPart] = (), *, own: bool = True
 ) -> Rows:
     """As `read_actions`, from an .npz or .npy file. With `own` it is the input itself: its rows are its frames'."""
-    needed, option = f"[frames, {width}]", "input" if own else "actions"
-    keys = _keys_in(path)
+    needed, option, keys = f"[frames, {width}]", "input" if own else "actions", _keys_in(path)
     if named := [part.name for part in parts if part.name in keys]:
-        found = {name: numbers_in(path, option, (), lambda shape: True, "numbers", name)[0] for name in named}
         what: Text = (Key(option), f" {path}")
-        table: Sequence[Any] | NDArray[Any] = joined(found, parts, what)
-    else:
-        names = (*KEYS, BINNED) if parts else KEYS
-        table, what = numbers_in(path, option, names, lambda shape: len(shape) == 2, needed)
-        if parts and BINNED in keys and not keys & {*KEYS}:
-            table = _centres(table, what, parts)
-    return _fit(table, what, width, wanted, own=own)
+        found = {name: numbers_in(path, option, (), lambda shape: True, "numbers", name)[0] for name in named}
+        return _fit(joined(found, parts, what), what, width, wanted, own=own)
+    table, what = numbers_in(path, option, (*KEYS, BINNED), lambda shape: len(shape) == 2, needed)
+    binned = parts and BINNED in keys and not keys & {*KEYS}
+    return _fit(_centres(table, what, parts) if binned else table, what, width, wanted, own=own)
 
 
 def _keys_in(path: Path) -> set[str]:
@@ -89,37 +85,31 @@ def _keys_in(path: Path) -> set[str]:
 
 def has_actions(path: Path, parts: Sequence[ActionPart] = ()) -> bool:
     """Whether an input is an .npz file with actions."""
-    return not {*KEYS, *(part.name for part in parts), *((BINNED,) if parts else ())}.isdisjoint(_keys_in(path))
+    return bool(_keys_in(path) & {*KEYS, *((BINNED, *(part.name for part in parts)) if parts else ())})
 
 
 def joined(named: Mapping[str, Any], parts: Sequence[ActionPart], what: Text) -> NDArray[np.float64]:
-    """Actions by name, arrays [S, n], or [n] of one action, as float64 [S, width] or [width]; one number may be bare.
+    """Actions by name, each [S, n], or [n] of one action, as float64 [S, width]; single numbers may be bare.
     Raises RequestError for names that are missing or unknown, and for other shapes.
     """
-    names = {part.name for part in parts}
-    for said, wrong in (
-        ("has no", [part.name for part in parts if part.name not in named and not part.optional]),
-        ("has an unknown", sorted({*named} - names)),
-    ):
-        if wrong:
-            raise RequestError(f"{said} {wrong[0]!r}", where=what, allowed=", ".join(part.name for part in parts))
-    arrays = dict[str, NDArray[np.float64]]()
-    dimensions = max(np.ndim(value) for value in named.values())
-    for part in parts:
-        if part.name in named:
-            try:
-                array = np.asarray(named[part.name], np.float64)
-            except (TypeError, ValueError):
-                array = np.zeros(0)
-            array = array[..., None] if array.ndim < dimensions and len(part.low) == 1 else array
-            if array.ndim not in (1, 2) or array.shape[-1] != len(part.low):
-                said = f"{part.name!r} has shape {list(array.shape)}, needed: {len(part.low)} numbers a frame"
-                raise RequestError(said, where=what)
-            arrays[part.name] = array
-    shape = next(iter(arrays.values())).shape[:-1]
-    if any(array.shape[:-1] != shape for array in arrays.values()):
+    widths, arrays = {part.name: len(part.low) for part in parts}, dict[str, NDArray[np.float64]]()
+    missing = [part.name for part in parts if part.name not in named and not part.optional]
+    if wrong := missing or sorted({*named} - {*widths}):
+        said = f"has {'no' if missing else 'an unknown'} {wrong[0]!r}"
+        raise RequestError(said, where=what, allowed=", ".join(widths))
+    for name, value in named.items():
+        try:
+            array = np.asarray(value, np.float64)
+        except (TypeError, ValueError):
+            array = np.zeros((0, 0, 0))
+        array = array.reshape(-1, 1) if widths[name] == 1 and array.ndim < 2 else np.atleast_2d(array)
+        if array.shape[1:] != (widths[name],):
+            said = f"{name!r} has shape {list(array.shape)}, needed: {widths[name]} numbers a frame"
+            raise RequestError(said, where=what)
+        arrays[name] = array
+    if len(frames := {*map(len, arrays.values())}) > 1:
         raise RequestError("has names with unequal numbers of frames", where=what)
-    return np.concatenate([arrays.get(p.name, np.zeros((*shape, len(p.low)))) for p in parts], -1)
+    return np.hstack([arrays.get(name, np.zeros((*frames, width))) for name, width in widths.items()])
 
 
 def _centres(table: Sequence[Any] | NDArray[Any], what: Text, parts: Sequence[ActionPart]) -> list[Any]:
@@ -181,12 +171,10 @@ def _json(text: str, what: Text, parts: Sequence[ActionPart]) -> Any:
         raise RequestError("is not a JSON file", where=what) from None
     bins = isinstance(data, dict) and bool(parts) and BINNED in data
     data = data[BINNED] if bins else _inner(data)
-    if isinstance(data, list) and parts:
-        data = [_inner(row) for row in data]
-        if data and all(isinstance(row, dict) for row in data):
-            return [joined(row, parts, (what, f", frame {at}")) for at, row in enumerate(data)]
-    if isinstance(data, dict) and parts:
+    if parts and isinstance(data, dict):
         return joined(data, parts, what)
+    if parts and isinstance(data, list) and data and all(isinstance(row, dict) for row in data):
+        return np.vstack([joined(_inner(row), parts, (what, f", frame {at}")) for at, row in enumerate(data)])
     try:
         table = _TABLE.validate_python(data)
     except ValidationError:

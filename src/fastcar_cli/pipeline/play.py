@@ -165,7 +165,8 @@ class World:
         """
         said = f"the action {str(action)[:80]}"
         if isinstance(action, Mapping) and (parts := self.spec.steering.parts):
-            action = joined(action, parts, said)
+            rows = joined(action, parts, said)
+            action = rows[0] if len(rows) == 1 else rows
         try:
             wanted = np.asarray(action, np.float32)
         except (TypeError, ValueError):

@@ -50,6 +50,9 @@ _OLD_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_
 class LlamaCheckpoint(Released):
     """A LLaMA and a tokenizer of diffusers, as thuml releases them; `parts` are the folders of both."""
 
+    DEFAULTS = GenerationDefaults(cfg=1.0, temperature=1.0, top_k=100, top_p=1.0, tas="attention", gate="row")
+    DEPTH = "int8"
+
     @property
     @abstractmethod
     def parts(self) -> Mapping[str, Path]:
@@ -79,9 +82,7 @@ class IVideoGPTCheckpoint(LlamaCheckpoint):
     """A folder of this format."""
 
     SPEC = IVideoGPTSpec
-    DEFAULTS = GenerationDefaults(cfg=1.0, temperature=1.0, top_k=100, top_p=1.0, tas="attention", gate="row")
     PATTERNS = ("tokenizer/*.json", "tokenizer/*.safetensors", "transformer/*.json", "transformer/*.safetensors")
-    DEPTH = "int8"
 
     @property
     def parts(self) -> Mapping[str, Path]:

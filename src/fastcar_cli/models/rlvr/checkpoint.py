@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from fastcar_cli.errors import Key, RequestError
-from fastcar_cli.models.checkpoint import GenerationDefaults
 from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.ivideogpt.checkpoint import WEIGHTS, LlamaCheckpoint
 from fastcar_cli.models.llama_config import read_decoder
@@ -23,33 +22,23 @@ from fastcar_cli.system.plain_data import parse_json, wrong
 
 FPS, _SINGLE, _MULTI = 3, 5, 9
 
-_RLVR = tuple(f"rt1-world-model-{kind}-step-{way}" for kind in ("single", "multi") for way in ("base", "rlvr"))
-
 TOKENIZERS = {"single": "rt1-frame-tokenizer", "multi": "rt1-compressive-tokenizer"}
 """Names of the released tokenizers by kind of model."""
 
-FRAME_TOKENIZER = FrameTokenizerSpec(
-    channels=(128, 256, 256, 512, 768), blocks=2, latent=64, groups=32, levels=(7, 5, 5, 5, 5)
-)
-COMPRESSIVE_TOKENIZER = CompressiveSpec(
-    channels=(128, 256, 256, 512),
-    blocks=2,
-    latent=64,
-    groups=32,
-    mid_attention=False,
-    levels=(7, 5, 5, 5, 5),
-    dynamics_levels=(7, 5, 5, 5, 5),
-)
-"""Sizes of the released tokenizers."""
+_RLVR = {f"rt1-world-model-{kind}-step-{way}": kind for kind in TOKENIZERS for way in ("base", "rlvr")}
+_LEVELS = (7, 5, 5, 5, 5)
+_SHAPE: dict[str, Any] = {"blocks": 2, "latent": 64, "groups": 32, "levels": _LEVELS}
+_TOKENIZERS: dict[str, FrameTokenizerSpec | CompressiveSpec] = {
+    "single": FrameTokenizerSpec(channels=(128, 256, 256, 512, 768), **_SHAPE),
+    "multi": CompressiveSpec(channels=(128, 256, 256, 512), mid_attention=False, dynamics_levels=_LEVELS, **_SHAPE),
+}
 
 
 class RLVRCheckpoint(LlamaCheckpoint):
     """A model's folder of this format, or the folder of a tokenizer."""
 
     SPEC = RLVRSpec
-    DEFAULTS = GenerationDefaults(cfg=1.0, temperature=1.0, top_k=100, top_p=1.0, tas="attention", gate="row")
     PATTERNS = ("config.json", "model*.safetensors", "model.safetensors.index.json")
-    DEPTH = "int8"
     APART = True
 
     @classmethod
@@ -66,19 +55,24 @@ class RLVRCheckpoint(LlamaCheckpoint):
     def companions(name: str) -> Mapping[str, tuple[str, ...]]:
         """See `Released`."""
         files = "config.json", f"{WEIGHTS['tokenizer']}.safetensors"
-        return {f"thuml/{TOKENIZERS['multi' if '-multi-' in name else 'single']}": files} if name in _RLVR else {}
+        return {f"thuml/{TOKENIZERS[_RLVR[name]]}": files} if name in _RLVR else {}
 
     @staticmethod
     def published_spec(name: str) -> RLVRSpec | None:
         """See `Released`."""
         if name not in _RLVR:
             return None
-        multi = "-multi-" in name
-        decoder = DecoderSpec(
-            width=768, layers=12, heads=12, kv_heads=12, mlp_width=3072, vocab=9008 if multi else 4633,
-            max_positions=8192,
-        )  # fmt: skip
-        return _spec(name, decoder, COMPRESSIVE_TOKENIZER if multi else FRAME_TOKENIZER)
+        sizes: dict[str, Any] = {
+            "width": 768,
+            "layers": 12,
+            "heads": 12,
+            "kv_heads": 12,
+            "mlp_width": 3072,
+            "max_positions": 8192,
+        }
+        tokenizer = _TOKENIZERS[_RLVR[name]]
+        vocabulary = _spec("", DecoderSpec(vocab=1, **sizes), tokenizer).vocabulary
+        return _spec(name, DecoderSpec(vocab=vocabulary, **sizes), tokenizer)
 
     @cached_property
     def parts(self) -> Mapping[str, Path]:
@@ -90,22 +84,18 @@ class RLVRCheckpoint(LlamaCheckpoint):
                 f"{self.folder} is the folder of a tokenizer, not of a model",
                 hint=("give the folder of a model: ", Key("model")),
             )
-        decoder, misfits = read_decoder(file), list[RequestError]()
+        decoder, misfit = read_decoder(file), None
         for folder in self._candidates():
             if not (folder / "config.json").is_file():
                 continue
-            try:
-                spec = _spec("", decoder, read_tokenizer(folder / "config.json"))
-            except RequestError as e:
-                misfits.append(e)
-                continue
+            spec = _spec("", decoder, read_tokenizer(folder / "config.json"))
             if spec.vocabulary == decoder.vocab:
                 return {"tokenizer": folder, "transformer": self.folder}
             books = f"{spec.tokenizer.codes} codes" + f" of a context frame, {spec.drawn_codes} of others" * spec.multi
             needed = f"{spec.vocabulary}: {books}, {spec.bins} bins and 2, by the tokenizer {folder}"
-            misfits.append(wrong(file, "vocab_size", decoder.vocab, needed))
-        if misfits:
-            raise misfits[0]
+            misfit = wrong(file, "vocab_size", decoder.vocab, needed)
+        if misfit is not None:
+            raise misfit
         names = " or ".join(f"thuml/{name} ({kind}-step)" for kind, name in TOKENIZERS.items())
         raise RequestError(
             f"{self.folder} has no tokenizer beside it",
