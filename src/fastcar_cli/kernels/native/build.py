@@ -98,11 +98,8 @@ def _run(command: list[str], environment: dict[str, str]) -> None:
 
 
 def compile_with(compiler: list[str], to: Path, folder: Path, *, target: str = _HERE, more: Sequence[str] = ()) -> None:
-    """Compile the library at `to`, with objects in `folder`. `more` flags, such as a sanitizer's, leave symbols in it.
-
-    `target` begins with the machine and names the system.
-
-    Raises BuildError, or OSError where the compiler can't run.
+    """Compile the library for a target, machine and system, at `to`, with objects in `folder`. `more` flags, such as a
+    sanitizer's, leave symbols in it. Raises BuildError, or OSError where the compiler can't run.
     """
     # Zig keeps what it compiles, in CI where a second build finds it.
     caches = ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")
@@ -120,16 +117,13 @@ def compile_with(compiler: list[str], to: Path, folder: Path, *, target: str = _
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(compile_one, jobs))
     # On Linux symbols of the C library are resolved at load time, so that none has to be installed for the build.
-    no_libc = ["-nostdlib"] if "linux" in target else []
-    _run([*compiler, "-shared", *(more or ("-s", *no_libc)), *objects.values(), "-o", str(folder / NAME)], environment)
+    link = more or ("-s", *(["-nostdlib"] if "linux" in target else []))
+    _run([*compiler, "-shared", *link, *objects.values(), "-o", str(folder / NAME)], environment)
     shutil.move(folder / NAME, to)
 
 
 def build(to: Path) -> str:
-    """Build the library at this path. Returns the platform tag of a wheel with it, "" for this system's own tag.
-
-    Raises BuildError.
-    """
+    """Build the library at this path. Returns its wheel's platform tag, "" for this system's own. Raises BuildError."""
     tag, reasons = platform_tag(), []
     target = TARGETS.get(tag)
     if target is None and "FASTCAR_WHEEL" in os.environ:
