@@ -121,7 +121,7 @@ class PatchTokenizer(nn.Module):
         return torch.stack(read).view(len(frames), -1)
 
     def choices(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """What the encoder says [..., h, w] of a frame: of something in each place [places], and codes [places, C].
+        """What the encoder says [K, h, w] of a frame: of something in each place [places], and codes [places, C].
         The codes are the likeliest ground, that of all places in the same phase together; the likeliest something; and
         that with the second value of each part.
         """
