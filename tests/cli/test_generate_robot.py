@@ -16,10 +16,12 @@ from support.processes import Run
 from support.rlvr import write_model
 
 from fastcar_cli import VideoPipeline
+from fastcar_cli.demo.play import Player
 from fastcar_cli.errors import RequestError
 from fastcar_cli.inputs.actions import read_actions
 from fastcar_cli.media import read_frames, read_recipe
 from fastcar_cli.models.rlvr.actions import BINS, PARTS, STEERING, bins_of
+from fastcar_cli.pipeline.session import PlaySession
 
 LOW, HIGH = (np.array([n for part in PARTS for n in getattr(part, end)], np.float32) for end in ("low", "high"))
 MOVES = np.random.default_rng(3).uniform(-0.3, 0.3, (12, 13)).astype(np.float32).clip(LOW, HIGH)
@@ -257,3 +259,48 @@ def test_a_value_that_is_no_table_is_refused(value: Any, tmp_path: Path) -> None
 def test_one_action_by_name_is_a_row(tmp_path: Path) -> None:
     (tmp_path / "moves.json").write_text(json.dumps({name: rows[0] for name, rows in _by_name(MOVES[:1]).items()}))
     assert np.allclose(read_actions(tmp_path / "moves.json", 13, parts=PARTS), MOVES[:1])
+
+
+@pytest.mark.parametrize("kind", ["single", "multi"])
+def test_both_repositories_come_from_the_hub(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub in which each repository is one of the folders; the model finds its tokenizer in the cache."""
+    import huggingface_hub
+
+    from fastcar_cli.checkpoints.hub import fetch
+
+    fetched = list[str]()
+
+    def file(repository: str, name: str, **_: Any) -> str:
+        fetched.append(f"{repository}/{name}")
+        return str(folder / repository.removeprefix("thuml/") / name)
+
+    def cached(repository: str, name: str, **_: Any) -> str | None:
+        return file(repository, name) if f"{repository}/{name}" in fetched else None
+
+    def snapshot(repository: str, local_files_only: bool = False, **_: Any) -> str:
+        if local_files_only:
+            raise OSError
+        fetched.append(repository)
+        return str(folder / repository.removeprefix("thuml/").replace("-rlvr", "-base"))
+
+    for name, fake in (("hf_hub_download", file), ("try_to_load_from_cache", cached), ("snapshot_download", snapshot)):
+        monkeypatch.setattr(huggingface_hub, name, fake)
+    found = fetch(f"thuml/rt1-world-model-{kind}-step-rlvr")
+    tokenizer = {"single": "rt1-frame-tokenizer", "multi": "rt1-compressive-tokenizer"}[kind]
+    files = [f"thuml/{tokenizer}/{name}" for name in ("config.json", "diffusion_pytorch_model.safetensors")]
+    assert fetched == [*files, f"thuml/rt1-world-model-{kind}-step-rlvr"] and found == _model(folder, kind)
+    alone = shutil.copytree(found, folder.parent / f"snapshot-{kind}" / "model")
+    assert VideoPipeline.from_pretrained(alone).checkpoint.folders == (folder / tokenizer, alone)
+
+
+def test_the_page_of_a_player_has_the_keys_of_the_model(folder: Path, tmp_path: Path) -> None:
+    pipe = VideoPipeline.from_pretrained(_model(folder, "multi"))
+    player = Player(PlaySession(pipe, moving_clip(1, 64, 80), 1, tmp_path / "s.mp4"), 3)
+    try:
+        page = player.page().decode()
+        assert '"w": [10, 0.1]' in page and "Z closes and X opens the gripper" in page
+        player.take({"action": [*STEERING.rest], "key": "a-1"})
+        with pytest.raises(RequestError, match="the action"):
+            player.take({"action": [0.0, 1.0]})
+    finally:
+        player.server_close()
