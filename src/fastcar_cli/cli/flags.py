@@ -204,7 +204,16 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run the command; errors of the library name its flags."""
         if "form" in ctx.params:
-            _choose_format(ctx)
+            from fastcar_cli.cli.options import FORMATS
+            from fastcar_cli.cli.render import Results
+
+            form = ctx.params["form"]
+            one_of("--format", form, FORMATS)
+            if ctx.params["as_json"] and "form" in given(ctx) and form != "json":
+                raise RequestError(f"--json and --format {form} exclude each other", hint="leave one of them out")
+            ctx.params["as_json"] |= form == "json"
+            Results.form = form
+            ctx.call_on_close(partial(setattr, Results, "form", "table"))
         for name, value in ctx.params.items():
             if name in READ or name in WRITTEN:
                 each = [_file(v, name in READ) for v in (value if isinstance(value, list) else [value])]
@@ -225,20 +234,6 @@ def _file(given: Any, read: bool) -> Any:
     _check_length(path)
     path = spooled(path) if read else path
     return path if isinstance(given, Path) else given if path == Path(given) else str(path)
-
-
-def _choose_format(ctx: typer.Context) -> None:
-    """Apply --format, or its short form --json. Raises RequestError."""
-    from fastcar_cli.cli.options import FORMATS
-    from fastcar_cli.cli.render import Results
-
-    form = ctx.params["form"]
-    one_of("--format", form, FORMATS)
-    if ctx.params["as_json"] and "form" in given(ctx) and form != "json":
-        raise RequestError(f"--json and --format {form} exclude each other", hint="leave one of them out")
-    ctx.params["as_json"] |= form == "json"
-    Results.form = form
-    ctx.call_on_close(partial(setattr, Results, "form", "table"))
 
 
 def given(ctx: typer.Context) -> dict[str, str]:

@@ -37,14 +37,6 @@ class Run:
     total: float = 0.0
     _emulated: tuple[int, Comparison] | None = field(default=None, init=False)
 
-    def replay_stats(self, video: int) -> ReplayStats:
-        """What was replayed in one video."""
-        decode = self.decode
-        if decode.replay is None:
-            layers = decode.model.spec.decoder.layers
-            return ReplayStats(0.0, 0.0, [0.0] * layers, [0.0] * -(-decode.passed // decode.frame))
-        return decode.replay.stats(decode.passed, decode.prompts.rows_of(video))
-
     def decisions(self) -> Decisions:
         """Replay decisions of all rows in whole frames. Raises ValueError before one, RequestError after a roll."""
         from fastcar_fpga import Decisions
@@ -115,7 +107,10 @@ class Run:
         network = decode.model
         spec, clock, reading = network.spec, decode.clock, self.readings[video]
         (height, width), done, frames = spec.frame_spec.size, decode.done, spec.frames_of(decode.done // decode.frame)
-        stats, emulated = self.replay_stats(video), self.emulated()
+        stats = ReplayStats(0.0, 0.0, [0.0] * spec.decoder.layers, [0.0] * -(-decode.passed // decode.frame))
+        if decode.replay is not None:
+            stats = decode.replay.stats(decode.passed, decode.prompts.rows_of(video))
+        emulated = self.emulated()
         target, controller = settings.rule.target, decode.replay and decode.replay.controller
         encode = clock.reading if spec.layout.context else 0.0
         # On a GPU the host does not know when an MLP ends.
