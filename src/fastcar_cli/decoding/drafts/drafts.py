@@ -169,9 +169,7 @@ class Drafter:
             if self._lockstep:
                 counts = [min(counts)] * len(counts)
             for video, (t, n) in enumerate(zip(inputs.first, counts, strict=True)):
-                accepted_drafts = slice(t + 1, min(t + n, draws.tokens))
-                drawn = True if draws.given is None else draws.given[video, accepted_drafts, 0].cpu() < 0
-                self.drafted[video, accepted_drafts] |= drawn & record
+                self.drafted[video, t + 1 : t + n] |= record
             self._drawn = [t + 1 + inputs.count for t in inputs.first]
             accepted = tuple([n if t + n <= last else last - t for n, t in zip(counts, inputs.first, strict=True)])
         if record:
