@@ -64,9 +64,19 @@ def _kernels() -> dict[str, Any]:
     """Which kernels a CPU gets here: executor, instruction set, all sets that can be chosen, and why there are none."""
     from fastcar_cli.kernels import native
 
-    why, sets = native.unavailable(), native.instruction_sets()
-    used = None if why else native.instruction_set()
-    return {"executor": "torch" if why else "native", "instruction_set": used, "instruction_sets": sets, "why": why}
+    why, used = native.unavailable(), None
+    executor: str | None = "torch"
+    if why is None:
+        try:
+            used, executor = native.instruction_set(), "native"
+        except RequestError as e:  # a wrong set is asked for, which other commands refuse
+            why, executor = str(e), None
+    return {
+        "executor": executor,
+        "instruction_set": used,
+        "instruction_sets": native.instruction_sets(),
+        "why": why,
+    }
 
 
 def _print(what: str, rows: list[dict[str, Any]], as_json: bool, *, kernels: dict[str, Any] | None = None) -> None:
@@ -82,5 +92,6 @@ def _print(what: str, rows: list[dict[str, Any]], as_json: bool, *, kernels: dic
     Results().print(shown)
     if kernels is not None:
         used, others = kernels["instruction_set"], ", ".join(kernels["instruction_sets"])
-        said = f"plain torch: {kernels['why']}" if used is None else f"native kernels ({used}), of {others}"
+        instead = "plain torch" if kernels["executor"] else "refused"
+        said = f"{instead}: {kernels['why']}" if used is None else f"native kernels ({used}), of {others}"
         typer.echo(f"on a CPU: {said}", err=True)

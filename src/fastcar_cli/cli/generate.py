@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 @options()
 def generate(ctx: typer.Context, asked: GenerateOptions, flags: Flags) -> None:
-    """Generate videos from prompts, or continue input frames. `fastcar config --keys` lists further settings, and --set
-    KEY=VALUE sets one.
+    """Generate videos from prompts, or continue input frames.
+
+    `fastcar config --keys` lists further settings, and --set KEY=VALUE sets one.
     """
     from fastcar_cli.checkpoints.open import known
     from fastcar_cli.cli import writing

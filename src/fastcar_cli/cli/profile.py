@@ -42,8 +42,9 @@ def profile(
     dry: bool = typer.Option(False, "--dry-run", help="Print how much memory and how many layers; measure nothing."),
     as_json: Json = False,
 ) -> None:
-    """Time a decode step by module and context length, or a whole video with --decode. Published models such as
-    vila-u-7b run with random weights of their shapes, without a download.
+    """Time a decode step by module and context length, or a whole video with --decode.
+
+    Published models such as vila-u-7b run with random weights of their shapes, without a download.
     """
     from fastcar_cli.checkpoints.open import spec_of
     from fastcar_cli.pipeline.pipeline import VideoPipeline

@@ -57,8 +57,9 @@ class SweepOptions(VideoOptions):
 
 @options("model", "generation.frames", "input.start", "input.step", "input.key")
 def sweep(ctx: typer.Context, asked: SweepOptions, flags: Flags) -> None:
-    """Measure speed and quality over thresholds, prompts and seeds; the same command resumes. Quality compares each
-    video with the dense video of the same prompt and seed.
+    """Measure speed and quality over thresholds, prompts and seeds; the same command resumes.
+
+    Quality compares each video with the dense video of the same prompt and seed.
     """
     from fastcar_cli.pipeline.clips import ClipFiles
     from fastcar_cli.sweep.grid import join_prompts
