@@ -111,6 +111,7 @@ class Session:
         """Everything that changes a cell apart from its own parameters, as flat keys."""
         request, pipe = self.request, self.worker.base
         keys = {k: v for k, v in flat(pipe.resolved.to_dict()).items() if not k.startswith(SWEPT)}
+        keys.pop("runtime.tokenizer", None)  # its weights are among the model's
         if pipe.frames <= pipe.spec.longest:
             del keys["generation.context_policy"]  # nothing rolls: as folders were before there was the key
         network = pipe.model.network
