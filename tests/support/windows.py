@@ -65,6 +65,6 @@ def obey(patch: pytest.MonkeyPatch) -> None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         real["fsync"](descriptor)
 
-    for name, stand_in in (("unlink", remove), ("remove", remove), ("rename", rename), ("replace", replace)):
-        patch.setattr(os, name, stand_in)
+    for name, double in (("unlink", remove), ("remove", remove), ("rename", rename), ("replace", replace)):
+        patch.setattr(os, name, double)
     patch.setattr(os, "fsync", fsync)
