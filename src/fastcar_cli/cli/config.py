@@ -69,7 +69,7 @@ def _kernels() -> dict[str, Any]:
     if why is None:
         try:
             used, executor = native.instruction_set(), "native"
-        except RequestError as e:  # a wrong set is asked for, which other commands refuse
+        except RequestError as e:  # other commands refuse a wrong set
             why, executor = str(e), None
     return {
         "executor": executor,
