@@ -348,6 +348,7 @@ def test_maps_of_the_same_inputs_have_one_format(part: str) -> None:
 
 def test_a_library_that_is_not_for_this_system_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(library, "FOLDER", tmp_path)
+    monkeypatch.setattr(library, "NAME", build.NAME)  # also where sanitizers' library is in use
     found = library.open_library.__wrapped__
     assert "not built: run pip install -e . in the checkout" in str(found())
     (tmp_path / build.WHY_NOT).write_text("there is no c++, clang++ or g++ on PATH\n")
