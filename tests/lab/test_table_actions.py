@@ -309,7 +309,8 @@ def bundled() -> VideoPipeline:
 
 @pytest.mark.slow
 def test_the_bundled_ball_obeys_and_pushes(bundled: VideoPipeline) -> None:
-    played = [play(random.Random(seed), 13, kept_out=True) for seed in range(8)]
+    # One session in which the ball misses an object loses most of its frames: fewer are too few for a share.
+    played = [play(random.Random(seed), 13, kept_out=True) for seed in range(64)]
     seen = []
     for session in played:
         steered = bundled.play(render(session.scene, session.states[:1])[0], seed=1)
@@ -319,7 +320,7 @@ def test_the_bundled_ball_obeys_and_pushes(bundled: VideoPipeline) -> None:
         seen.append([seen_in(frame) for frame in codes])
     scenes, truths = [session.scene for session in played], [session.states for session in played]
     shares = judge(scenes, truths, seen)
-    assert shares.obeys >= 0.85 and shares.kept == 1
+    assert shares.obeys >= 0.9 and shares.kept > 0.95
     # The same sessions are wrong for other keys.
     others = [[session.states[0], *session.states[:0:-1]] for session in played]
     assert judge(scenes, others, seen).obeys < 0.6

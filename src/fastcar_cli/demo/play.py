@@ -68,15 +68,17 @@ class Player(LocalServer):
         """One frame, or what is to be done before its time: orders, the next frame ahead, or waiting."""
         while not self._orders.empty():
             self._obey(*self._orders.get())
-        now, asked = time.monotonic(), self._asked
+        now, asked, key = time.monotonic(), self._asked, self._key
+        # A key brings the next frame forward, to half a frame's time after the last one at the earliest.
+        due = self._due - (0.0 if key is None else 0.5 / self.fps)
         if now - asked > AWAY or (self.paused and not self._one):
             if now - asked > AWAY:
                 self.session.save()
             self._wait(lambda: self._asked != asked, AWAY)
             self._due = time.monotonic()
-        elif self._due > now and not self._one:
+        elif due > now and not self._one:
             self.session.ahead(self._action)
-            self._wait(lambda: False, self._due - time.monotonic())
+            self._wait(lambda: self._key is not key, due - time.monotonic())
         else:
             self._step()
 
@@ -89,7 +91,7 @@ class Player(LocalServer):
             action, key, self._key, self._one = self._action, self._key, None, False
         _, info = self.session.step(action)
         now = time.monotonic()
-        self._due = max(self._due + 1 / self.fps, now)
+        self._due = max(min(self._due, now) + 1 / self.fps, now)
         self._times.append(now)
         if key is not None:
             self._waits.append(now - key[1])
