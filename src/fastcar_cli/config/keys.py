@@ -133,10 +133,10 @@ class DraftKeys(Section):
 
     kind: choices.Draft | None = setting(
         None,
-        "draft tokens, which decode the same video in fewer passes: the previous frame's codes (frame), also the last "
-        "pass's samples (jacobi), or the fastest draft length on this machine (auto)",
+        "speculative decoding, the same video in fewer passes. frame: the previous frame's codes are the draft tokens; "
+        "jacobi: the last pass's samples too; auto: jacobi with the fastest draft length on this machine",
         flag="--draft",
-        unset="auto in generate, else off",
+        unset="auto, off in sweep and profile",
         common=True,
     )
     window: int | None = setting(
