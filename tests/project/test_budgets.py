@@ -25,7 +25,7 @@ MOST_OPTIONS = 40
 MOST_WORDS = 1_200
 """Of README.md, code and tables included."""
 LOOSE = {"__init__.py", "__main__.py", "_version.py", "errors.py", "video.py", "py.typed"}
-"""Files of fastcar_cli outside its rooms."""
+"""Files of fastcar_cli outside its packages."""
 LONGEST = 80
 """Lines of a function, docstring included."""
 TWICE: set[str] = set()
@@ -118,7 +118,7 @@ def test_words_of_the_readme() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= MOST_WORDS
 
 
-def test_every_module_has_a_room() -> None:
+def test_every_module_is_in_a_package() -> None:
     assert {p.name for p in _files("src/fastcar_cli") if p.parent == SOURCE / "fastcar_cli"} == LOOSE
 
 
