@@ -272,7 +272,7 @@ def test_pipes_and_devices_take_no_file(run: Run, tmp_path: Path, arguments: lis
     os.mkfifo(tmp_path / "fifo")
     for name in ("fifo", "/dev/full"):
         done = run(*arguments, name)
-        assert done.returncode == 2 and f"{option} {name}: is a pipe or a device, needed: a file" in done.stderr
+        assert done.returncode == 2 and f"{option} {name}: is a pipe or a device, expected a file" in done.stderr
     assert [*tmp_path.iterdir()] == [tmp_path / "fifo"] and (tmp_path / "fifo").is_fifo()
 
 

@@ -46,7 +46,7 @@ def test_without_frames_it_gets_as_many_more(run: Run, begun: Path) -> None:
         (("--seed", "1"), "--seed can't be used with --continue"),
         (("--samples", "2"), "--samples can't be used with --continue"),
         (("--set", "sampling.top_k=3"), "can't be used with --continue"),
-        (("--from", "a.mp4"), "--from and --continue exclude each other"),
+        (("--from", "a.mp4"), "--from and --continue can't be used together"),
         ((BALL,), "has its own prompt or input"),
         (("--input", "a.mp4"), "has its own prompt or input"),
     ],

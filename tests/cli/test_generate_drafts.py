@@ -101,8 +101,8 @@ def test_a_recipe_does_not_depend_on_drafts(run: Run) -> None:
 
 def test_the_table_names_drafts(run: Run) -> None:
     shown = run("generate", BALL, "--seed", "3", "--draft", "jacobi", "--draft-window", "8", "-o", "a.mp4").stdout
-    assert "tokens a pass, window 8, same video" in " ".join(shown.split())
-    assert "tokens a pass" not in run("generate", BALL, "--frames", "2", "--draft", "off", "-o", "b.mp4").stdout
+    assert "tokens per pass, draft length 8, same video" in " ".join(shown.split())
+    assert "tokens per pass" not in run("generate", BALL, "--frames", "2", "--draft", "off", "-o", "b.mp4").stdout
 
 
 def test_a_graph_does_not_promise_the_same_codes(run: Run) -> None:
@@ -111,7 +111,7 @@ def test_a_graph_does_not_promise_the_same_codes(run: Run) -> None:
     )
     report["kernels"]["name"] = "graph"
     names, values = (list(column.cells) for column in summary(report).columns)
-    assert str(values[names.index("drafts")]).endswith("window 8, same video but for rounding")
+    assert str(values[names.index("drafts")]).endswith("draft length 8, same video up to rounding")
 
 
 @pytest.mark.parametrize(

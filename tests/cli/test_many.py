@@ -67,7 +67,7 @@ def test_only_what_is_missing_or_damaged_is_made_again(run: Run, tmp_path: Path,
     (folder / cut).write_bytes(files[cut][:-100])
     (folder / alone).unlink()
     done = run(*order, "-o", "all", "--json")
-    assert done.returncode == 0 and "9 of 12 videos exist already, making the other 3" in done.stderr
+    assert done.returncode == 0 and "9 of 12 videos exist already; making the other 3" in done.stderr
     assert json.loads(done.stdout)["there"] == 9 and len(json.loads(done.stdout)["videos"]) == 12
     assert _files(folder) == files
     again = {name for name, state in _written(folder).items() if before[name] != state}
@@ -89,7 +89,8 @@ def test_another_video_of_the_name_is_refused_or_forced(run: Run, tmp_path: Path
     assert run(*order, "--shard", "1/12", "-o", "all").returncode == 0
     before = _files(tmp_path / "all")
     done = run(*order, "--tau", "0", "-o", "all")
-    assert done.returncode == 2 and "a-red-ball-on-the-grass-s0.mp4 exists with another recipe" in done.stderr
+    said = "a-red-ball-on-the-grass-s0.mp4 already exists and was made with a different recipe"
+    assert done.returncode == 2 and said in done.stderr
     assert _files(tmp_path / "all") == before
     assert run(*order, "--tau", "0", "-o", "all", "--force").returncode == 0
     assert _files(tmp_path / "all").keys() > before.keys()
@@ -166,7 +167,7 @@ def test_a_stop_keeps_what_is_finished(
     stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
     if number != signal.SIGKILL:
-        assert f"{kept} videos are finished; the same command makes the other {12 - kept}" in stderr
+        assert f"{kept} videos are finished; rerun the command for the other {12 - kept}" in stderr
         assert len(json.loads(stdout)["videos"]) == kept
         assert len({*folder.iterdir()}) == 2 * kept
     assert len(_files(folder)) == kept
@@ -204,8 +205,8 @@ def test_what_a_killed_run_left_is_removed_by_the_next(run: Run, tmp_path: Path)
     [
         (["--seeds", "5-1"], "--seeds 5-1: '5-1' is neither a seed nor a range"),
         (["--seeds", "1,1"], "--seeds 1,1: 1 is given twice"),
-        (["--seeds", "0-1", "--seed", "3"], "--seed and --seeds exclude each other"),
-        (["--seeds", "0-1", "--samples", "3"], "--samples and --seeds exclude each other"),
+        (["--seeds", "0-1", "--seed", "3"], "--seed and --seeds can't be used together"),
+        (["--seeds", "0-1", "--samples", "3"], "--samples and --seeds can't be used together"),
         (["--seeds", "0-999999"], "the list has 2,000,000 videos"),
         (["--seeds", "0-1", "-o", "a.mp4"], "-o a.mp4: is a single file, but --seeds makes a folder"),
         (["--seeds", "0-1", "--trace", "a.npz"], "--trace has no effect with --seeds"),

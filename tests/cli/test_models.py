@@ -25,12 +25,12 @@ def test_every_name_is_listed_with_what_it_takes_and_makes(run: Run, monkeypatch
     assert rows["mini"] == {
         "name": "mini",
         "takes": "a sentence",
-        "makes": "8 frames of 64 x 64, 8 a second",
+        "makes": "8 frames of 64 x 64, 8 per second",
         "from": "the package",
         "here": True,
         "parameters": 6_063_459,
     }
-    assert rows["table-actions"]["takes"] == "3 frames, 2 numbers a frame"
+    assert rows["table-actions"]["takes"] == "3 frames, 2 numbers per frame"
     assert rows["cosmos-predict1-5b-video2world"]["takes"] == "1 or 9 frames, text vectors"
     monkeypatch.setenv("COLUMNS", "80")
     shown = run("models").stdout
@@ -43,7 +43,7 @@ def test_a_model_is_shown_from_its_shapes(run: Run, tmp_path: Path) -> None:
     assert 7.2e9 < shown["parameters"] < 7.3e9 and "LLaMA 2" in shown["terms"]
     # A full name needs nothing of the hub either.
     full = json.loads(run("models", "show", "thuml/ivideogpt-bair-64-act-cond", "--json").stdout)
-    assert full["takes"] == "1 frame, 4 numbers a frame"
+    assert full["takes"] == "1 frame, 4 numbers per frame"
     own = run("models", "show", str(tiny_folder(tmp_path / "own")))
     assert own.returncode == 0 and "a folder" in own.stdout and "unknown" in own.stdout
     wrong = run("models", "show", "minni")

@@ -48,7 +48,7 @@ def test_the_executor_of_a_cpu_is_named(run: Run, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv("FASTCAR_KERNELS_ISA", name)
         sets = list(native.instruction_sets())
         assert kernels() == {"executor": "native", "instruction_set": name, "instruction_sets": sets, "why": None}
-        assert f"on a CPU: native kernels ({name}), of {', '.join(sets)}\n" in run("config", "--where").stderr
+        assert f"on a CPU: native kernels ({name}); supported: {', '.join(sets)}\n" in run("config", "--where").stderr
     monkeypatch.setattr(native.library, "open_library", lambda: "not built: no compiler")
     native.instruction_sets.cache_clear()
     found = kernels()

@@ -191,7 +191,7 @@ def test_report_recipe_and_table_name_the_ratio_kept(run: Run, tmp_path) -> None
     assert len(set(report["replay"]["taus"])) == report["model"]["layers"]
     assert abs(report["replay"]["ratio"] - 0.5) <= 0.03
     again = run("generate", "--from", "a.mp4", "-o", "b.mp4")
-    assert "moved to keep 50.0% (layer)" in " ".join(again.stdout.split())
+    assert "adjusted to replay 50.0% (layer)" in " ".join(again.stdout.split())
     assert (tmp_path / "a.mp4").read_bytes() == (tmp_path / "b.mp4").read_bytes()
     fixed = run("generate", "--from", "a.mp4", "--tau", "-1", "-o", "c.mp4", "--json")
     report = json.loads(fixed.stdout)
@@ -207,8 +207,8 @@ def test_the_later_layer_wins() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--tau", "-2", "--replay-ratio", "0.8"], "exclude each other"),
-        (["--tau", "off", "--replay-ratio", "0.8"], "exclude each other"),
+        (["--tau", "-2", "--replay-ratio", "0.8"], "can't be used together"),
+        (["--tau", "off", "--replay-ratio", "0.8"], "can't be used together"),
         (["--replay-ratio", "0.9"], "at most 0.8748"),
         (["--replay-ratio", "0.8", "--max-replay-age", "1"], "--max-replay-age 1 allow at most 0.499"),
         (["--replay-ratio", "0.1", "--frames", "1"], "at most 0"),

@@ -82,7 +82,7 @@ def test_a_grid_counts_its_cells() -> None:
         (["--draft-window", "4"], "it needs --draft"),
         (["--draft", "jacobi", "--draft-window", "0"], "not a draft length"),
         (["--draft", "jacobi", "--draft-window", "5"], "a frame has 4 tokens"),
-        (["--draft", "off", "--axis", "draft"], "exclude each other"),
+        (["--draft", "off", "--axis", "draft"], "can't be used together"),
     ],
 )
 def test_wrong_requests(model: Path, tmp_path: Path, arguments: list[str], said: str) -> None:

@@ -46,7 +46,7 @@ def test_wrong_requests(acting: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", image=moving_clip(4), action=np.ones((4, ACTIONS)))
     same = ["--input", tmp_path / "a.npz"] * 2
     for arguments, message in (
-        (["--input", clip, "a ball"], "--input and prompts exclude each other"),
+        (["--input", clip, "a ball"], "--input and prompts can't be used together"),
         (["--actions", clip, "a ball"], "--actions has no effect without --input"),
         (["--model", acting, "a ball"], "takes frames, not text"),
         (["--model", acting, "--input", clip], "needs actions: 3 numbers"),

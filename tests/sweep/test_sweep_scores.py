@@ -69,7 +69,7 @@ def test_cells_of_earlier_versions_keep_their_names() -> None:
     [
         (["--score", "magic", "--tau", "1"], "'magic' is unknown"),
         (["--score", "tas,input", "--tau", "1"], "not comparable"),
-        (["--axis", "score", "--score", "tas"], "exclude each other"),
+        (["--axis", "score", "--score", "tas"], "can't be used together"),
         (["--axis", "colour"], "'colour' is unknown"),
         (["--replay-ratio", "0.5,1.5"], "'1.5' is not a ratio"),
         (["--replay-ratio", "0.95"], "allow at most"),

@@ -1,1 +1,1 @@
-"""The command line: one file per command. Nothing here computes; of the other folders only the build prints."""
+"""The command line: one file per command, which parses options, calls the library and prints."""

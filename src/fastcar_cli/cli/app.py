@@ -31,12 +31,12 @@ COMMANDS = {
     "fpga": ("fpga:fpga", "Time replay decisions on an emulated FPGA accelerator; `fastcar fpga rtl` writes its RTL."),
     "fpga rtl": ("", "Write the accelerator's RTL with inputs and expected results, and check it."),
     "models": ("models:models", "List the named models with input, output, size and source."),
-    "models show": ("models:show", "Show a model's size, decoder, tokens per frame and terms, without its weights."),
+    "models show": ("models:show", "Show a model's size, decoder, tokens per frame and licence; downloads no weights."),
     "pull": ("models:pull", "Download a model from the hub, so that later runs need no network."),
     "presets": ("config:presets", "List the bundled configurations and accelerators."),
     "config": ("config:config", "Print the effective configuration as YAML."),
 }
-"""Module and function (none where fastcar_lab has them), and summary of each command."""
+"""By command: module and function (empty if fastcar_lab has them), and summary."""
 
 LABORATORY = {
     "train": "Train a bundled model from scratch; the same command resumes from the last checkpoint.",
@@ -60,7 +60,7 @@ class Lazy(Command):
 def _load(target: str) -> typer.Typer:
     module, _, name = target.partition(":")
     function = getattr(import_module(f"fastcar_cli.cli.{module}"), name) if target else plugins.of_fpga("rtl", "rtl")
-    # Typer 0.19 takes no default here for a program of one command.
+    # Typer 0.19 applies no default here to a program of one command.
     program = typer.Typer(add_completion=False, rich_markup_mode="rich")
     program.command(cls=Command)(function)
     return program
@@ -81,7 +81,7 @@ class Commands(TyperGroup):
         return super().parse_args(ctx, [name, *args[2:]] if name in self.commands else args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; a signal ends it with its status, where typer says "Aborted!" and knows Ctrl-C only."""
+        """Run a command; a signal sets the exit status, unlike in typer, which handles only Ctrl-C ("Aborted!")."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as e:
@@ -141,10 +141,10 @@ def main() -> None:
     """Run fastcar; report every error in one short panel, and exit with its status."""
     # Weights in 2 MiB pages are read about a seventh faster. torch reads this before its first large allocation.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    # OpenMP's threads wait for each other spinning, which costs seconds where other processes, or a quota, want the
-    # cores. OpenMP reads this when torch is imported.
+    # By default OpenMP's threads spin while they wait, which costs seconds if other processes need the cores or a quota
+    # limits them. OpenMP reads this when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    # rich prints nothing in 0 columns, and runs out of memory in a billion.
+    # rich prints nothing with 0 columns, and runs out of memory with a billion.
     for name in ("COLUMNS", "LINES"):
         if not re.fullmatch("[0-9]{2,4}", os.environ.get(name, "80")):
             del os.environ[name]
@@ -179,7 +179,7 @@ def main() -> None:
 
 
 def _check_folder() -> None:
-    """Refuse to run in a removed folder, where a library would end the process without a message."""
+    """Raise RequestError in a removed folder; a library would end the process without a message."""
     try:
         os.getcwd()
     except OSError as e:

@@ -61,7 +61,7 @@ def presets(as_json: Json = False) -> None:
 
 
 def _kernels() -> dict[str, Any]:
-    """Which kernels a CPU gets here: executor, instruction set, all sets that can be chosen, and why there are none."""
+    """Kernels on this machine's CPU: executor, instruction set, supported sets; if none run, the reason `why`."""
     from fastcar_cli.kernels import native
 
     why, used = native.unavailable(), None
@@ -69,7 +69,7 @@ def _kernels() -> dict[str, Any]:
     if why is None:
         try:
             used, executor = native.instruction_set(), "native"
-        except RequestError as e:  # other commands refuse a wrong set
+        except RequestError as e:  # other commands raise for an unsupported set
             why, executor = str(e), None
     return {
         "executor": executor,
@@ -80,7 +80,7 @@ def _kernels() -> dict[str, Any]:
 
 
 def _print(what: str, rows: list[dict[str, Any]], as_json: bool, *, kernels: dict[str, Any] | None = None) -> None:
-    """A table with a column per key of the rows; `kernels` follow it on stderr."""
+    """Print a table with a column per key of the rows, and `kernels` on standard error."""
     if as_json:
         typer.echo(json.dumps({what: rows, **({} if kernels is None else {"kernels": kernels})}))
         return
@@ -93,5 +93,5 @@ def _print(what: str, rows: list[dict[str, Any]], as_json: bool, *, kernels: dic
     if kernels is not None:
         used, others = kernels["instruction_set"], ", ".join(kernels["instruction_sets"])
         instead = "plain torch" if kernels["executor"] else "refused"
-        said = f"{instead}: {kernels['why']}" if used is None else f"native kernels ({used}), of {others}"
+        said = f"{instead}: {kernels['why']}" if used is None else f"native kernels ({used}); supported: {others}"
         typer.echo(f"on a CPU: {said}", err=True)

@@ -79,7 +79,7 @@ def convert(
         document |= {"depth_dtype": form.depth or dtype, "source_bytes": result.before, "weights_bytes": result.after}
         typer.echo(json.dumps(document | {"shards_kept": result.kept, "seconds": result.seconds}))
         return
-    out, there = Results(quiet), f", {result.kept} shards were there" if result.kept else ""
-    sizes = f"{gib(result.after)} of weights in {dtype}, they were {gib(result.before)}"
+    out, there = Results(quiet), f", {result.kept} shards from an earlier run" if result.kept else ""
+    sizes = f"{gib(result.after)} of weights in {dtype}, {gib(result.before)} before"
     out.print(f"{result.folder}: {sizes} ({result.seconds:.0f} s{there})", soft_wrap=True)
     out.print(f"use it with fastcar generate --model {result.folder}", soft_wrap=True)

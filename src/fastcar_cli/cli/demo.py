@@ -23,7 +23,7 @@ def demo(
 
     server = Server(Maker(), port)
     typer.echo(server.url)
-    # Without a display the browser may be a text browser, which would take the terminal.
+    # Without a display the browser may be a text browser, which would take over the terminal.
     if not no_browser and (sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()):
         webbrowser.open(server.url)
     try:

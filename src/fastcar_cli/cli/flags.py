@@ -1,4 +1,4 @@
-"""Shared by all commands: groups of options and examples in the help, refused options, flags in errors."""
+"""Code for all commands: groups of options and examples in the help, refused options, flags in errors."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ fastcar train --minutes 60 --threads 2 -o mini-model""",
 
 
 def arrange(params: list[Any]) -> None:
-    """Sort options into groups where they are many and all have one; quote brackets, which rich takes for styles."""
+    """Group more than `FEW` options if each has a group; escape brackets in help texts, which rich reads as styles."""
     for param in params:
         if text := getattr(param, "help", None):
             param.help = text.replace(" [default: ", r" \[default: ")
@@ -108,7 +108,7 @@ def examples(name: str) -> str:
 READ = ("prompts_file", "inputs", "actions", "text_embedding", "from_", "continued", "config", "fpga", "preset",
         "trace", "compare", "calibrate", "lpips_weights", "folder")  # fmt: skip
 WRITTEN = ("output", "report", "report_to", "trace_to", "save", "keep_prefill")
-"""Parameters with files to read, and others in which `~` is the user's home."""
+"""Parameters that name files to read and files to write; `~` in them is the user's home."""
 
 OTHERS = {"overrides": "--set", "ratio": "--replay"}  # flags of parameters that are not configuration keys
 
@@ -126,13 +126,13 @@ def flag_of(parameter: str, flags: Collection[str]) -> str | None:
 
 
 def one_of(option: str, value: str | None, allowed: Collection[str]) -> None:
-    """Refuse a given value that is not allowed: raises RequestError."""
+    """Raise RequestError for a given value that is not allowed."""
     if value is not None and value not in allowed:
         raise RequestError(f"{option} {value}: unknown", hint=f"allowed: {', '.join(allowed)}")
 
 
 def _check_length(path: Path) -> None:
-    """Refuse a name longer than file systems allow, for which pathlib's `exists` would raise OSError."""
+    """Raise RequestError for a name that is too long for a file; pathlib's `exists` would raise OSError."""
     try:
         path.lstat()
     except OSError as e:
@@ -141,7 +141,7 @@ def _check_length(path: Path) -> None:
 
 
 def check_file(option: str, file: Path | None) -> None:
-    """Refuse an unwritable file name: raises RequestError."""
+    """Raise RequestError for a file name that can't be written."""
     if file is None:
         return
     _check_length(file)
@@ -149,13 +149,13 @@ def check_file(option: str, file: Path | None) -> None:
         raise RequestError(f"{option} {file}: the folder {file.parent} does not exist")
     if file.exists() and not file.is_file():
         kind = "a folder" if file.is_dir() else "a pipe or a device"
-        raise RequestError(f"{option} {file}: is {kind}, needed: a file")
+        raise RequestError(f"{option} {file}: is {kind}, expected a file")
 
 
 def check_made(option: str, folder: Path | None) -> None:
-    """Refuse a folder name that is a file: raises RequestError."""
+    """Raise RequestError for a folder name that is a file."""
     if folder is not None and folder.exists() and not folder.is_dir():
-        raise RequestError(f"{option} {folder}: is a file, needed: a folder")
+        raise RequestError(f"{option} {folder}: is a file, expected a folder")
 
 
 _UNUSUAL = re.compile(r"(?=.*\d)(?=.*[_\u0080-\U0010ffff])[-+.,\d_eE]+")
@@ -193,7 +193,7 @@ class Command(TyperCommand):
             if option in valued and not text:
                 raise RequestError(f"{option}: is empty", hint="give a value, or leave the option out")
             if valued.get(option, "model") not in (*READ, *WRITTEN, "model", "key") and _UNUSUAL.fullmatch(text):
-                raise RequestError(f"{option} {text}: is not a number", hint="numbers have the digits 0 to 9 and no _")
+                raise RequestError(f"{option} {text}: is not a number", hint="use the digits 0 to 9, without _")
         if "" in args:
             raise RequestError("an argument is empty", hint="give a value, or leave it out")
         for arg in args:
@@ -210,7 +210,7 @@ class Command(TyperCommand):
             form = ctx.params["form"]
             one_of("--format", form, FORMATS)
             if ctx.params["as_json"] and "form" in given(ctx) and form != "json":
-                raise RequestError(f"--json and --format {form} exclude each other", hint="leave one of them out")
+                raise RequestError(f"--json and --format {form} can't be used together", hint="leave one of them out")
             ctx.params["as_json"] |= form == "json"
             Results.form = form
             ctx.call_on_close(partial(setattr, Results, "form", "table"))
@@ -230,7 +230,7 @@ def _file(given: Any, read: bool) -> Any:
     """The path of a file option: expands `~`, and copies a pipe to a file."""
     if not isinstance(given, (str, Path)):
         return given
-    path = Path(os.path.expanduser(given))  # of an unknown user it stays, where pathlib's raises
+    path = Path(os.path.expanduser(given))  # pathlib's raises for `~` of an unknown user
     _check_length(path)
     path = spooled(path) if read else path
     return path if isinstance(given, Path) else given if path == Path(given) else str(path)
@@ -246,14 +246,14 @@ def given(ctx: typer.Context) -> dict[str, str]:
 
 
 def refuse(ctx: typer.Context, parameters: Collection[str], why: str, hint: str) -> None:
-    """Refuse these options, which have no effect, if given: raises RequestError."""
+    """Raise RequestError if one of these options is given, because it has no effect; `why` ends the message."""
     for name, flag in given(ctx).items():
         if name in parameters:
             raise RequestError(f"{flag} has no effect {why}", hint=hint)
 
 
 def refuse_all_but(ctx: typer.Context, parameters: Collection[str], why: str) -> None:
-    """Refuse all given options except these, --format and --debug: raises RequestError with the allowed ones."""
+    """Raise RequestError, with the allowed options, if any except these, --format and --debug are given."""
     allowed = [p.opts[-1] for p in ctx.command.params if p.name in parameters and p.opts[-1].startswith("-")]
     others = {p.name for p in ctx.command.params if p.name} - {*parameters, "debug", "form"}
     refuse(ctx, others, why, f"allowed: {', '.join(allowed)}")

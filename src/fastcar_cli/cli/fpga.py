@@ -58,7 +58,7 @@ def fpga(
     for asked, others, why in (
         (table, "table preset as_json", "with --table, which emulates the published runs"),
         (drafts, "drafts preset rows as_json", "with --drafts, at the shape of the published runs"),
-        (trace, "trace preset window sinks explain report as_json", "with a file of decisions, which holds its own"),
+        (trace, "trace preset window sinks explain report as_json", "with a file of decisions, which has its own"),
     ):
         if asked:
             refuse_all_but(ctx, tuple(others.split()), why)
@@ -78,7 +78,7 @@ def fpga(
     else:
         ratios = each_of("replay", replay, _ratio, "not a ratio", "0 to 1, such as 0,0.2,0.5,0.8")
         if pair_correlation and rows % 2:
-            said = f"--pair-correlation with --rows {rows}: rows have no pairs"
+            said = f"--pair-correlation with --rows {rows}: an odd number of rows has no pairs"
             raise RequestError(said, hint="use an even number of rows")
         spec, shape = spec_of(model), dict[str, Any](rows=rows, frames=frames, prompt=prompt_tokens)
         work = fastcar_fpga.workload_of(spec, **shape, window=attention.window, sinks=attention.sinks)
@@ -129,10 +129,10 @@ def _summary(documents: list[dict[str, Any]], work: Any) -> None:
     if first["window"] == 1:
         return
     shown = columns(
-        f"a final token of every video, {work.steps / first['passes']:.2f} a pass",
+        f"cost of one final token per video, {work.steps / first['passes']:.2f} tokens per pass",
         *("", "cycles", "ms", "mJ", "mJ act.", "against dense"),
         left=0,
-        caption="dense and replay with one token a pass, drafts and both in the passes of the file.",
+        caption="dense, replay: one token per pass. drafts, both: the passes of the file.",
     )
     costs = first["per_token"]
     for kind, cost in costs.items():

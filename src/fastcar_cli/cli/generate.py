@@ -66,13 +66,13 @@ def generate(ctx: typer.Context, asked: GenerateOptions, flags: Flags) -> None:
     jobs = what.jobs(pipe, seeds, truth=asked.truth)
     if (asked.trace_to or asked.report_to) is not None and (size := pipe.batch_size(count)) < count:
         raise RequestError(
-            f"{'--report' if asked.trace_to is None else '--trace'} takes one batch: the {count} videos need batches "
-            f"of {size}",
+            f"{'--report' if asked.trace_to is None else '--trace'} supports one batch, but the {count} videos need "
+            f"batches of {size}",
             hint="use fewer prompts or --samples",
         )
     if asked.trace_to is not None and pipe.settings.frames > pipe.settings.held:
-        said, most = "--trace takes the decisions of one context, and this one rolls", pipe.spec.frames
-        raise RequestError(said, allowed=f"{most} frames", hint="--context-policy stop")
+        said, most = "--trace supports one context, but this video's context rolls", pipe.spec.frames
+        raise RequestError(said, allowed=f"{most} frames", hint="use --context-policy stop")
     other = [] if recipe is None else same_weights(recipe, str(asked.earlier), run.model, pipe.checkpoint.identity)
     if other and asked.continued is not None:
         raise RequestError(other[0], hint="--continue needs the weights that made the video")
@@ -91,7 +91,7 @@ def _settings(asked: GenerateOptions, flags: Flags) -> tuple[RunConfig, dict[str
 
     if "replay.tau" in flags and "replay.ratio" in flags:
         raise RequestError(
-            f"--tau {flags['replay.tau']} and --replay-ratio {flags['replay.ratio']:g} exclude each other",
+            f"--tau {flags['replay.tau']} and --replay-ratio {flags['replay.ratio']:g} can't be used together",
             hint="with --replay-ratio a controller chooses tau",
         )
     overrides = asked.set_ or []
@@ -99,7 +99,7 @@ def _settings(asked: GenerateOptions, flags: Flags) -> tuple[RunConfig, dict[str
         run, sources = load_sources(asked.config, overrides, flags, surroundings())
         return run, None, notices(sources)
     if asked.config is not None:
-        raise RequestError("--from and --config exclude each other", hint="override single keys with options or --set")
+        raise RequestError("--from and --config can't be used together", hint="override keys with options or --set")
     # A recipe overrides environment and fastcar.yaml, so that a video is the same in every folder.
     recipe = read_recipe(asked.earlier)
     named = [*flags, *(o.partition("=")[0].strip() for o in overrides)]
@@ -119,7 +119,7 @@ def _longer(
     from fastcar_cli.pipeline.recipe import decides
 
     if asked.from_ is not None:
-        raise RequestError("--from and --continue exclude each other", hint="leave one of them out")
+        raise RequestError("--from and --continue can't be used together", hint="leave one of them out")
     if asked.prompts or asked.prompts_file or asked.inputs:
         raise RequestError("--continue: the video has its own prompt or input", hint="leave the new one out")
     free = ("generation.frames", "generation.context_policy", "model")
@@ -128,7 +128,7 @@ def _longer(
         raise RequestError(said, hint="leave it out")
     begun = len(read_frames(Path(str(asked.continued))))
     more = flags.get("generation.frames") or begun
-    # Where it is longer than in training and did not roll, a longer one that rolls would have other frames.
+    # If the video is longer than clips in training and did not roll, rolling would change its frames.
     name = flags.get("model") or taken.get("model")
     spec = None if name is None else known(name, flags.get("runtime.tokenizer")).spec
     rolls = spec is None or begun <= spec.frames
@@ -137,7 +137,7 @@ def _longer(
     rows = recipe.get("input", {}).get("actions")
     if rows is not None:
         if asked.actions is None or len(asked.actions) != 1:
-            raise RequestError("--continue: its model takes actions", hint=f"--actions FILE with {more} rows")
+            raise RequestError("--continue: the model takes actions", hint=f"give --actions FILE with {more} rows")
         parts = () if spec is None else spec.steering.parts
         own = read_actions(asked.actions[0], len(rows[0]), range(more + 1), parts).tolist()
         recipe = {**recipe, "input": {**recipe["input"], "actions": [*rows[: begun - 1], *own]}}
@@ -151,7 +151,7 @@ def _check_files(ctx: typer.Context, run: RunConfig, asked: GenerateOptions) -> 
     check_made("--report", asked.report_to)
     trace = asked.trace_to
     if trace is not None and (trace.suffix != ".npz" or not trace.parent.is_dir() or trace.is_dir()):
-        raise RequestError(f"--trace {trace}: needed: a file name that ends in .npz, in an existing folder")
+        raise RequestError(f"--trace {trace}: expected a .npz file in an existing folder")
     if run.runtime.keep_prefill is not None:
         check_file("--keep-prefill", Path(run.runtime.keep_prefill))
 
@@ -168,7 +168,7 @@ def _seeds_of(run: RunConfig, listed: bool) -> Sequence[int]:
 
 
 def _notes_on(pipe: VideoPipeline) -> list[str]:
-    """Notes on a loaded model: options without effect, missing kernels, terms."""
+    """Notes on a loaded model: options without effect, missing kernels, licence terms."""
     from fastcar_cli.checkpoints.hub import licence, repository_of
     from fastcar_cli.kernels import native
 
@@ -202,7 +202,7 @@ def _without_effect(ctx: typer.Context, run: RunConfig) -> list[str]:
 
 
 def _dry_run(run: RunConfig, videos: int, at_once: int, as_json: bool, quiet: bool) -> None:
-    """Print files, memory of `at_once` videos, time of all, and replay's maximum speedup; raises as the run would."""
+    """Print files, memory for `at_once` videos, time for all, and replay's maximum speedup; raises as the run would."""
     from fastcar_cli.checkpoints import hub
     from fastcar_cli.checkpoints.memory_plan import choose_dtype, default_dtype
     from fastcar_cli.checkpoints.names import BUNDLED
@@ -300,11 +300,11 @@ def _table(document: dict[str, Any], plan: Any) -> None:
     add_memory(table, plan)
     table.add_row(
         "replay ceiling",
-        f"{plan.ceiling:.2f}x where memory is the limit (computed: MLPs are {plan.mlp_share:.0%} of the bytes a step "
+        f"{plan.ceiling:.2f}x if bandwidth is the limit (computed: MLPs are {plan.mlp_share:.0%} of the bytes a step "
         f"reads, at most {plan.max_replay_ratio:.1%} of them can replay)",
     )
     if document["expected_s"] is not None:
         bound = "at least" if "GB/s" in document["expected_from"] else "at most"
-        more = "replay and drafts need less" if bound == "at most" else "prompt and pixels come on top"
+        more = "less with replay or drafts" if bound == "at most" else "plus prompt and pixels"
         table.add_row("time", f"{bound} {document['expected_s']:.1f} s ({document['expected_from']}; {more})")
     Results().print(table)

@@ -61,7 +61,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Given:
-    """The user's unread inputs: texts with their lines, clips, or the prompt of an earlier video."""
+    """The user's inputs, not yet read: texts with their lines, clips, or the prompt of an earlier video."""
 
     texts: list[tuple[str, str | None]]
     inputs: ClipFiles
@@ -70,7 +70,7 @@ class Given:
 
     @classmethod
     def of(cls, asked: GenerateOptions, run: RunConfig, recipe: dict[str, Any] | None) -> Given:
-        """The inputs that the options name; `recipe` is that of an earlier video. Raises RequestError."""
+        """The inputs that the options name; `recipe` belongs to an earlier video. Raises RequestError."""
         from fastcar_cli.checkpoints.open import folder_of
         from fastcar_cli.inputs.clip import read_embedding
         from fastcar_cli.pipeline.clips import ClipFiles
@@ -79,7 +79,8 @@ class Given:
         texts, files = _texts_of(asked.prompts or [], asked.prompts_file), asked.inputs or []
         if asked.example:
             if texts or files or recipe is not None:
-                raise RequestError("--example excludes other inputs", hint="leave out the prompt, --input or --from")
+                hint = "leave out the prompt, --input or --from"
+                raise RequestError("--example can't be used with other inputs", hint=hint)
             if run.model not in BUNDLED_EXAMPLES:
                 raise RequestError(f"--example: the model {run.model!r} has none", allowed=", ".join(BUNDLED_EXAMPLES))
             example = BUNDLED_EXAMPLES[run.model]
@@ -97,7 +98,7 @@ class Given:
         return len(self.inputs.files or self.texts) or (self.recipe is not None)
 
     def check(self, ctx: typer.Context, run: RunConfig, spec: Spec, *, needed: bool) -> None:
-        """Raise RequestError for inputs of the wrong kind, and if no input is given where one is `needed`."""
+        """Raise RequestError for inputs of the wrong kind, and if an input is `needed` but none is given."""
         from fastcar_cli.checkpoints.names import BUNDLED
 
         if not self.inputs:
@@ -131,7 +132,7 @@ class Given:
         return run.changed({"generation.context": 1}) if self.inputs.single() else run
 
     def jobs(self, pipe: VideoPipeline, seeds: Sequence[int], *, truth: bool) -> list[Job]:
-        """The videos to make, grouped by input. Raises RequestError, with `truth` also for missing frames."""
+        """The videos, grouped by input. Raises RequestError for clips that do not fit; `truth` needs all frames."""
         if self.inputs:
             excerpts = self.inputs.read(pipe.spec, pipe.name, pipe.frames, whole=truth)
             clips = [replace(e.clip, frames=e.clip.frames[: pipe.context], text=self.embedding) for e in excerpts]
@@ -151,12 +152,12 @@ def is_list(ctx: typer.Context, asked: GenerateOptions) -> bool:
         return False
     for name in ("seed", "samples") if asked.seeds is not None else ():
         if name in flags:
-            raise RequestError(f"{flags[name]} and --seeds exclude each other", hint="leave one of them out")
+            raise RequestError(f"{flags[name]} and --seeds can't be used together", hint="leave one of them out")
     refuse(ctx, ONE_RUN, f"with {of_list[0]}", "leave one of them out")
     if asked.output is not None and _names_file(asked.output):
         raise RequestError(
             f"-o {asked.output}: is a single file, but {of_list[0]} makes a folder of videos",
-            hint=f"-o {Path(asked.output).stem}",
+            hint=f"name a folder, such as -o {Path(asked.output).stem}",
         )
     return True
 
@@ -167,10 +168,10 @@ def _names_file(output: str) -> bool:
 
 
 def folder_for(asked: GenerateOptions, videos: int) -> Path | None:
-    """The folder, made, that gets a file a video; None for a single file, or without `-o`, for the current folder.
+    """Make and return the folder for the videos; None for a single file, and for the current folder without `-o`.
 
-    A name stands for a folder with several videos, with a trailing slash, where that folder exists, and for a file of
-    prompts without a suffix. Raises RequestError for a file for several videos, and for a name that can't be written.
+    `-o` names a folder for several videos, with a trailing slash, if that folder exists, and without suffix for a
+    prompt file. Raises RequestError for one file for several videos, and for a name that can't be written.
     """
     from fastcar_cli.media import check_target
 
@@ -182,7 +183,7 @@ def folder_for(asked: GenerateOptions, videos: int) -> Path | None:
         raise RequestError("-o -: fastcar can't write videos to standard output", hint="name a file")
     path = Path(output)
     if videos > 1 and _names_file(output):
-        raise RequestError(f"-o {output}: is one file for {videos} videos", hint=f"a folder, such as {path.stem}")
+        raise RequestError(f"-o {output}: is one file for {videos} videos", hint=f"name a folder, such as {path.stem}")
     listed = asked.prompts_file is not None and not path.suffix
     if videos > 1 or output.endswith("/") or os.path.isdir(path) or listed:
         make_folder(path)
@@ -192,7 +193,7 @@ def folder_for(asked: GenerateOptions, videos: int) -> Path | None:
 
 
 def _texts_of(typed: list[str], file: Path | None) -> list[tuple[str, str | None]]:
-    """Prompts of the arguments, then of the file, with their lines. Raises RequestError, also for a file's name."""
+    """Prompts of the arguments, then of the file, with their lines. Raises RequestError, also for names of files."""
     from fastcar_cli.inputs.prompt import prompts_in
 
     for text in typed:
@@ -237,7 +238,7 @@ def accepted(jobs: list[Job], pipe: VideoPipeline, keep_going: bool, say: Callab
 
 
 def keys_of(job: Job, context: int) -> dict[str, Any]:
-    """Keys of the report about a video's input; a recipe has neither its size nor its frame indices."""
+    """The report's keys about a video's input; a recipe stores neither its size nor its frame indices."""
     if isinstance(job.prompt, str):
         return {}
     keys: dict[str, Any] = {"name": str(job.prompt), "context": context, "frames": None, "height": None, "width": None}

@@ -30,14 +30,14 @@ def models(as_json: Json = False) -> None:
     for row in rows:
         n = row["parameters"]
         size = f"{n / 1e9:.1f} B" if n >= 1e9 else f"{n / 1e6:.{n < 1e7:d}f} M"
-        source = row["from"].partition("/")[0] + ("" if row["here"] else ", to be pulled")
+        source = row["from"].partition("/")[0] + ("" if row["here"] else ", not downloaded")
         shown.add_row(row["name"], size, row["takes"], row["makes"], source)
     Results().print(shown)
 
 
 @options()
 def show(name: Name, as_json: Json = False) -> None:
-    """Show a model's size, decoder, tokens per frame and terms, without its weights."""
+    """Show a model's size, decoder, tokens per frame and licence; downloads no weights."""
     from fastcar_cli.checkpoints.hub import licence, repository_of
     from fastcar_cli.checkpoints.names import BUNDLED
     from fastcar_cli.checkpoints.open import spec_of
@@ -83,11 +83,11 @@ def _line(name: str) -> dict[str, Any]:
     if counts:
         takes = f"{' or '.join(map(str, counts))} frame{'s' if counts[-1] > 1 else ''}"
         takes += ", text vectors" if spec.decoder.source else ""
-        takes += f", {spec.conditions} numbers a frame" if spec.conditions else ""
+        takes += f", {spec.conditions} numbers per frame" if spec.conditions else ""
     return {
         "name": name,
         "takes": takes,
-        "makes": f"{spec.frames} frames of {width} x {height}, {spec.fps} a second",
+        "makes": f"{spec.frames} frames of {width} x {height}, {spec.fps} per second",
         "from": repository or ("the package" if name in BUNDLED else "a folder"),
         "here": repository is None or here(repository, revision_of(name)),
         "parameters": empty_network(spec).parameter_count(),

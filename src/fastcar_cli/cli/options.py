@@ -18,7 +18,7 @@ Complete = Callable[[str], list[str]]  # returns the values that begin with the 
 
 
 def words(allowed: Callable[[], Collection[str]] | Collection[str]) -> Complete:
-    """Complete one of the allowed words; a comma-separated list completes its last entry."""
+    """Shell completion of one of the allowed words, or of the last one in a comma-separated list."""
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
@@ -60,7 +60,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 
 class Options:
-    """Options of a command, as typer's functions take parameters."""
+    """Options of a command; an attribute is what a parameter is in typer's functions."""
 
     def __init__(self, **values: Any) -> None:
         vars(self).update(values)
@@ -108,9 +108,9 @@ class GenerateOptions(VideoOptions):
     text_embedding: Path | None = typer.Option(
         None, metavar="FILE", help="Output of a text encoder, up to 512 rows, as .npy, .pt, ..."
     )
-    from_: Path | None = typer.Option(None, "--from", help="Make a video again from the recipe in its file.")
+    from_: Path | None = typer.Option(None, "--from", help="Reproduce a video from the recipe in its file.")
     continued: Path | None = typer.Option(
-        None, "--continue", metavar="FILE", help="Add frames to the video in this file; by default it doubles."
+        None, "--continue", metavar="FILE", help="Continue the video in this file; by default to twice its frames."
     )
     output: str | None = typer.Option(
         None,

@@ -129,7 +129,7 @@ def _session(model: str, flags: Flags, file: Path | None, output: str | None, qu
 
 
 def _by_lines(session: PlaySession, source: str, frames: str | None, fps: int | None) -> None:
-    """Play the actions of a file, or of lines on standard input; lines of JSON where `frames` says what is in them."""
+    """Play the actions of a file or of standard input. With `frames` (none, png, codes) print a JSON line per frame."""
 
     def put(line: dict[str, Any]) -> None:
         if frames is not None:
@@ -162,9 +162,7 @@ def _by_lines(session: PlaySession, source: str, frames: str | None, fps: int | 
 
 
 def _actions(session: PlaySession, source: str) -> Iterator[tuple[str, Any]]:
-    """Actions, and where each is from. While the next line of standard input does not come, a frame is decoded ahead.
-    Raises RequestError.
-    """
+    """Actions with their sources for errors. Decodes ahead while standard input has no line. Raises RequestError."""
     from fastcar_cli.inputs.actions import read_actions
     from fastcar_cli.system.files import spooled
 
@@ -175,7 +173,7 @@ def _actions(session: PlaySession, source: str) -> Iterator[tuple[str, Any]]:
             yield f"--actions {source}: row {number}", row
         return
     lines = queue.Queue[str](maxsize=256)
-    # A file of its own: the thread may wait in it when the interpreter ends.
+    # A separate file object, because the thread may still be reading from it when the interpreter exits.
     reader = open(os.dup(0), encoding="utf-8", errors="replace")  # noqa: SIM115
     threading.Thread(target=_read, args=(reader, lines), daemon=True).start()
     number = 0
@@ -190,7 +188,7 @@ def _actions(session: PlaySession, source: str) -> Iterator[tuple[str, Any]]:
                 yield f"--actions -: line {number}", json.loads(line)
             except (ValueError, RecursionError):
                 said = f"--actions -: line {number} is not JSON: {line.strip()[:40]!r}"
-                raise RequestError(said, hint="a list of numbers, such as [1, 0]") from None
+                raise RequestError(said, hint="write a list of numbers, such as [1, 0]") from None
 
 
 def _read(reader: TextIO, lines: queue.Queue[str]) -> None:
@@ -207,7 +205,7 @@ def _summary(report: dict[str, Any]) -> None:
     table = facts(f"{report['model']}, seed {report['seed']}")
     table.add_row("frames", f"{report['steps']} decoded, {report['hit_share']:.0%} of them ahead")
     if report["steps"]:
-        table.add_row("a step", f"{seconds(report['seconds'])}, {report['tokens_per_pass']:.1f} tokens a pass")
+        table.add_row("per step", f"{seconds(report['seconds'])}, {report['tokens_per_pass']:.1f} tokens per pass")
     if waits := seconds(report.get("key_to_frame", {})):
         table.add_row("key to frame", waits)
     results = Results()

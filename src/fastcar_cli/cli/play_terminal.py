@@ -1,4 +1,4 @@
-"""`fastcar play --terminal`: keys of the terminal, and frames as the preview draws them."""
+"""`fastcar play --terminal`: reads keys from the terminal, and shows frames as the preview does."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from fastcar_cli.pipeline.session import PlaySession
 
 ARROWS = {"\x1b[A": "w", "\x1b[B": "s", "\x1b[C": "d", "\x1b[D": "a"}
-WAYS = {"w": (1, -1), "s": (1, 1), "a": (0, -1), "d": (0, 1)}  # which number of an action a key changes, and which way
+WAYS = {"w": (1, -1), "s": (1, 1), "a": (0, -1), "d": (0, 1)}  # index of the number to change, sign
 KEY = re.compile(r"\x1b\[[A-D]|\x1bO[A-D]|.", re.S)
 
 
 def check_terminal() -> None:
-    """Raise RequestError where keys can't be read or frames not be shown."""
+    """Raise RequestError if keys can't be read or frames can't be shown."""
     if sys.platform == "win32":
-        raise RequestError("--terminal: Windows has no such terminal", hint="fastcar play without it opens a page")
+        raise RequestError("--terminal does not work on Windows", hint="fastcar play without it opens a page")
     why = "standard input is not a terminal" if not sys.stdin.isatty() else lacking(console())
     if why is not None:
         raise RequestError(f"--terminal: {why}", hint="fastcar play without it opens a page")
 
 
 def play_here(session: PlaySession) -> None:
-    """Play until `q`."""
+    """Play until the user presses `q`."""
     import termios
     import tty
 

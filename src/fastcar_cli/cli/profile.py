@@ -39,7 +39,7 @@ def profile(
     seed: int = typer.Option(0, help="Seed of --decode.", min=0, max=2**63 - 1),
     save: Path | None = typer.Option(None, help="Save the result to this JSON file."),
     compare: Path | None = typer.Option(None, help="Print ratios to this saved result."),
-    dry: bool = typer.Option(False, "--dry-run", help="Print how much memory and how many layers; measure nothing."),
+    dry: bool = typer.Option(False, "--dry-run", help="Print the memory and the number of layers; measure nothing."),
     as_json: Json = False,
 ) -> None:
     """Time a decode step by module and context length, or a whole video with --decode.
@@ -55,7 +55,7 @@ def profile(
     model = run.model
     _refuse(ctx, backend, decode, seq, dry, model)
     spec = spec_of(model)
-    # Frame models are measured at their full length.
+    # Models that continue frames are measured at their full length.
     usual = "2k,4k,8k" if spec.layout.prefix is None else str(spec.decoder.max_positions)
     if spec.layout.rolls and spec.layout.prompt is not None:
         usual = str(spec.layout.prompt + (spec.frames - spec.layout.context) * spec.layout.stride)
@@ -104,7 +104,7 @@ def _refuse(ctx: typer.Context, backend: str, decode: str | None, seq: str | Non
         refuse(ctx, ("decode", "save", "compare"), "with --dry-run", "leave it out; generate --dry-run plans a video")
     if decode is not None and published(model) is not None:
         said = f"--decode needs real weights; profile runs {model} with random ones"
-        raise RequestError(said, hint="--model mini or a folder")
+        raise RequestError(said, hint="use --model mini or a folder")
 
 
 def _dry_run(run: RunConfig, lengths: list[int], rows: int | None, repeats: int, as_json: bool) -> None:
@@ -141,7 +141,7 @@ _COLUMNS = {
     "GFLOP/s": ("gflop_s", 1, 1),
     "floor ms": ("floor_ms", 1, 3),
 }
-"""Keys of a module's numbers, their units and digits by column."""
+"""By column: key of a module's number, unit, decimals."""
 
 
 def show(document: dict[str, Any]) -> None:
@@ -171,7 +171,7 @@ def show(document: dict[str, Any]) -> None:
             out.print(
                 f"  {method['rows']} rows, median of {method['repeats']} steps after warm-up, "
                 f"spread {method['spread']:.0%}; "
-                f"parts add up to {method['sum_over_whole']:.1%} of the step timed whole "
+                f"the parts take {method['sum_over_whole']:.1%} of the time of a whole step "
                 f"({method['whole_step_ms']:.2f} ms with {method['layers_run']} layers)"
             )
     for replay in document["replay"].get("lengths", []):
@@ -219,9 +219,9 @@ def _replay(replay: dict[str, Any], rows: int) -> Table:
 
 def _drafts(drafts: dict[str, Any]) -> Table:
     table = columns(
-        f"drafts at {drafts['seq']:,}: passes of W tokens of a video, {drafts['kernels']}",
+        f"drafts at {drafts['seq']:,}: passes of W tokens per video, {drafts['kernels']}",
         *("W", "ms", "times one", "pay from", "beat replay from"),
-        caption=f"share of right drafts; replay of {drafts['replay_ratio']:.0%}: {drafts['replay_speedup']:.2f}x",
+        caption=f"share of accepted drafts; replay of {drafts['replay_ratio']:.0%}: {drafts['replay_speedup']:.2f}x",
     )
     for line in drafts["windows"]:
         shares = ["" if line["window"] == 1 else "never" if (a := line[k]) is None else f"{a:.0%}"
@@ -237,7 +237,7 @@ def _decode(profile: dict[str, Any]) -> None:
         f"{profile['prompt']!r}, seed {profile['seed']}, tau {profile['tau']} (TAS: {profile['tas']}): "
         f"{replay['eligible_ratio']:.1%} of eligible MLPs replayed",
         *("layer", "replayed", "TAS 5 %", "median", "95 %", "above tau", "similarity"),
-        caption="replayed: of all passes; TAS and similarity (cosine of MLP outputs a frame apart): of a dense run",
+        caption="replayed: share of passes; TAS and similarity (cosine of MLP outputs one frame apart): of a dense run",
     )
     for i, percentiles in enumerate(profile["tas_percentiles"]):
         above = "" if profile["above_tau"] is None else f"{profile['above_tau'][i]:.0%}"
@@ -246,7 +246,7 @@ def _decode(profile: dict[str, Any]) -> None:
         table.add_row(str(i), f"{replay['by_layer'][i]:.1%}", *scores, above, alike)
     out.print(table)
     times = profile["times"]
-    line = f"  decoding, a token a pass ({times['executor']}): {times['dense_s']:.2f} s dense"
+    line = f"  decoding, one token per pass ({times['executor']}): {times['dense_s']:.2f} s dense"
     if "tau_s" in times:
         line += f", {times['tau_s']:.2f} s at tau {profile['tau']}, {times['speedup']:.2f} times as fast"
     out.print(line)

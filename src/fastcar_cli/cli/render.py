@@ -49,7 +49,7 @@ class Results(Console):
             self.width = shutil.get_terminal_size().columns if self.is_terminal else 10_000
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """As `Console.print`; in CSV everything but tables is a comment."""
+        """Like `Console.print`, but in CSV everything except tables becomes a comment."""
         if self.form == "table":
             super().print(*objects, **options)
             return
@@ -57,7 +57,7 @@ class Results(Console):
             self.file.write(_written(thing, self.form))
 
     def fact(self, name: str, value: str) -> None:
-        """Print a value for copying, uncut in a line of its own."""
+        """Print a value on a line of its own, uncut, so that it can be copied."""
         if self.form == "table":
             self.print(Text(f"{name}: {value}"), soft_wrap=True)
             return
@@ -85,7 +85,7 @@ def _written(thing: Any, form: str) -> str:
 
 
 def plain(text: str) -> str:
-    """A user's text without control characters, and with pipes under their given names."""
+    """A user's text with control characters replaced, and paths of copied pipes as the user wrote them."""
     for copy, given in COPIES.items():
         text = text.replace(copy, given)
     return "".join(
@@ -147,7 +147,7 @@ def progress(target: Console, things: str = "frames", above: RenderableType | No
 
 
 def reported(bar: bars.Progress, *, in_percent: bool = False) -> Callable[[str, int, int], None]:
-    """A function that takes the name of a part of the work, the work done and all of it, and shows them on the bar."""
+    """A progress callback (part, done, total) that shows a task on the bar for each part of the work."""
     tasks: dict[str, bars.TaskID] = {}
 
     def on_progress(part: str, done: int, total: int) -> None:
@@ -161,7 +161,7 @@ def reported(bar: bars.Progress, *, in_percent: bool = False) -> Callable[[str, 
 
 
 def columns(title: str, *names: str, left: int = 1, caption: str | None = None) -> Table:
-    """A table with these columns: the first `left` ones for words, which may wrap, the others for numbers."""
+    """A table with these columns: the first `left` contain text, which may wrap, the others numbers."""
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD)
     table.padding = (0, 1, 0, 0)
     for i, name in enumerate(names):
@@ -211,7 +211,7 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
     if replay["target"] is not None:
         last = sorted({f"{t:.3g}" for t in replay["taus"] if t is not None}, key=float) or ["none yet"]
         tau = f"{last[0]} to {last[-1]}" if len(last) > 1 else last[0]
-        tau = f"{tau} at the end, moved to keep {replay['target']:.1%} ({replay['controller']})"
+        tau = f"{tau} at the end, adjusted to replay {replay['target']:.1%} ({replay['controller']})"
     score = f"TAS: {replay['tas']}" if replay["score"] == "tas" else f"score: {replay['score']}"
     table.add_row("tau", f"{tau} ({score}, gate: {replay['gate']})")
     table.add_row("replayed", f"{replay['ratio']:.1%} of all MLPs, {replay['eligible_ratio']:.1%} of eligible ones")
@@ -220,9 +220,9 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
         table.add_row("  by frame", "  ".join(f"{i}: {r:.1%}" for i, r in enumerate(replay["by_frame"])))
     draft = report["draft"]
     if draft["window"] > 1:
-        # The order of a graph's additions depends on the number of rows, so a sample near an edge may differ.
-        exact = "same video but for rounding" if report["kernels"]["name"] == "graph" else "same video"
-        said = f"{draft['tokens_per_pass']:.1f} tokens a pass, window {draft['window']}, {exact}"
+        # A CUDA graph's order of additions depends on the number of rows, so a sample close to a boundary may differ.
+        exact = "same video up to rounding" if report["kernels"]["name"] == "graph" else "same video"
+        said = f"{draft['tokens_per_pass']:.1f} tokens per pass, draft length {draft['window']}, {exact}"
         table.add_row("drafts", said)
     if report["kernels"]["name"] == "torch":
         table.add_row("executor", f"plain torch: {report['kernels']['why']}")
@@ -240,10 +240,10 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
 
 
 def _input(clip: dict[str, Any]) -> str:
-    """The input file, and its frames that the video continues."""
+    """The input file, and which of its frames the video continues."""
     used = f"continues from {clip['context']} of its frames"
     if clip["frames"] is None:
-        return f"{clip['name']}, {used}, as the recipe has them"
+        return f"{clip['name']}, {used}, read from the recipe"
     frames = ", ".join(map(str, clip["frames"][: clip["context"]]))
     return f"{clip['name']} ({clip['width']} x {clip['height']}), {used}: {frames}"
 
@@ -260,12 +260,12 @@ def accelerator(table: Table, backend: dict[str, Any]) -> None:
     table.add_row(
         "  energy",
         f"{backend['energy_j']:.3g} J at {backend['power_w']:.3g} W (constant), "
-        f"{energy['activity_j']:.3g} J (activity), {backend['energy_per_token_j'] * 1e3:.3g} mJ a token",
+        f"{energy['activity_j']:.3g} J (activity), {backend['energy_per_token_j'] * 1e3:.3g} mJ per token",
     )
     if backend["window"] > 1:
         costs = backend["per_token"].items()
         shown = (f"{kind} {cost['cycles']:,.0f} cycles, {cost['energy_j'] * 1e3:.3g} mJ" for kind, cost in costs)
-        table.add_row("  a final token", "; ".join(shown))
+        table.add_row("  per final token", "; ".join(shown))
     table.add_row("  cores at work", cores)
     table.add_row("  DRS", f"{backend['drs_cycles']:,} cycles, {backend['drs_share']:.2%} of all")
     table.add_row(
@@ -281,21 +281,21 @@ LINES_BELOW = 5
 
 
 def lacking(console: Console) -> str | None:
-    """Why the terminal can't show frames; None if it can."""
+    """The reason why the terminal can't show frames, or None."""
     if not console.is_terminal:
         return "standard error is not a terminal"
     return "the terminal has no colours" if console.color_system is None or console.no_color else None
 
 
 class Preview:
-    """The newest frames side by side, at most `most` and as many as fit the terminal; a renderable of rich."""
+    """A rich renderable: the newest frames side by side, at most `most` and as many as fit in the terminal."""
 
     def __init__(self, most: int = MOST_FRAMES) -> None:
         self._most = most
         self._frames: tuple[NDArray[np.uint8], ...] = ()
 
     def add(self, image: NDArray[np.uint8]) -> None:
-        """Append a frame, uint8 [H, W, 3]; another thread may be drawing."""
+        """Append a frame, uint8 [H, W, 3]; another thread may render at the same time."""
         self._frames = (*self._frames, image)[-self._most :]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
@@ -305,7 +305,7 @@ class Preview:
         if not (frames := self._frames):
             return
         high, wide = frames[-1].shape[:2]
-        # A character has two pixels.
+        # A character shows two pixels.
         room = min(MOST_ROWS, console.height - LINES_BELOW, high // 2, console.width * high // (2 * wide))
         rows = max(1, room)
         columns = max(1, 2 * rows * wide // high)

@@ -34,7 +34,7 @@ def _list(help: str, allowed: tuple[str, ...] = ()) -> Any:
 
 
 class SweepOptions(VideoOptions):
-    """Options of `sweep`; None: the configuration's own values."""
+    """Options of `sweep`; for None the sweep uses the configuration's values."""
 
     output: Path | None = typer.Option(None, "-o", "--output", help="Folder for the sweep.")
     tau: str | None = _list(f"Thresholds: off, numbers (0 to -4 is useful), -inf. {_OWN}")
@@ -74,7 +74,7 @@ def sweep(ctx: typer.Context, asked: SweepOptions, flags: Flags) -> None:
         refuse(ctx, ("actions", "start", "step", "key"), "without --input", "it needs --input with frames")
         texts, notes = join_prompts(asked.prompts or [], asked.prompts_file)
     elif asked.prompts or asked.prompts_file is not None:
-        raise RequestError("--input and prompts exclude each other", hint="a model takes frames or a text")
+        raise RequestError("--input and prompts can't be used together", hint="give frames or text, as the model needs")
     check_engine(asked.engine, asked.address, asked.workers)
     one_of("--names", asked.names, ("vbench",))
     if asked.shard is not None:
@@ -82,7 +82,7 @@ def sweep(ctx: typer.Context, asked: SweepOptions, flags: Flags) -> None:
     axes = ("tau", "replay_ratio", "score", "gate", "draft", "draft_window", "window", "backend")
     chosen = _axes(ctx, asked.axis, {name: getattr(asked, name) for name in axes})
     if asked.output is None and not asked.dry:
-        raise RequestError("-o is missing: a sweep needs a folder", hint="-o DIR")
+        raise RequestError("-o is missing: a sweep needs a folder", hint="add -o DIR")
     request = Request(
         config=run,
         prompts=tuple(texts),
@@ -110,14 +110,14 @@ def sweep(ctx: typer.Context, asked: SweepOptions, flags: Flags) -> None:
         note(terminal, text)
     with session.opened(output) as store:
         for text in store.damaged:
-            note(terminal, text, "damaged cell, computed again if in the grid")
+            note(terminal, text, "damaged cell, recomputed if it is in the grid")
         try:
             with progress(terminal, "decodes") as bar:
                 task = bar.add_task("sweep", total=session.left(store))
                 session.run(store, partial(bar.advance, task))
         except KeyboardInterrupt as e:
             done, rest = len(store.cells), session.left(store)
-            note(terminal, f"{done} cells are saved; the same command runs the other {rest} decodes", "stopped")
+            note(terminal, f"{done} cells are saved; rerun the command for the other {rest} decodes", "stopped")
             raise typer.Exit(status(e)) from None
         results, written, notes = session.finish(store)
     for text in notes:
@@ -128,13 +128,13 @@ def sweep(ctx: typer.Context, asked: SweepOptions, flags: Flags) -> None:
 
 
 def _axes(ctx: typer.Context, axis: str | None, given: dict[str, str | None]) -> dict[str, Any]:
-    """The axes of a `Request` from the texts of their options. Raises RequestError."""
+    """Parse the values of options into the axes of a `Request`. Raises RequestError."""
     from fastcar_cli.sweep.grid import OFF, WHOLE, parse_axis, parse_names
 
     if axis is not None:
         parse_names("axis", axis, tuple(WHOLE))
         if given[axis] is not None:
-            raise RequestError(f"--axis {axis} and --{axis} exclude each other", hint="leave one of them out")
+            raise RequestError(f"--axis {axis} and --{axis} can't be used together", hint="leave one of them out")
         given[axis] = ",".join(WHOLE[axis])
         if axis == "draft" and given["draft_window"] is None:
             given["draft_window"] = "4,8,16"
@@ -162,7 +162,7 @@ _COLUMNS = {
 
 
 def level(x: dict[str, Any]) -> str:
-    """The threshold of a line of results, or its replay ratio."""
+    """The threshold or replay ratio of a line of results."""
     return str(Tau.read(x["tau"])) if x["ratio"] is None else f"ratio {x['ratio']:g}"
 
 
@@ -171,7 +171,7 @@ def _value(value: Any, form: str, none: str = "-") -> str:
 
 
 def show(out: Console, terminal: Console, results: dict[str, Any], folder: Path, written: list[str]) -> None:
-    """The summary with its knees, and the files."""
+    """Print the summary with its knees, and the names of the files."""
     from fastcar_cli.sweep.grid import OFF
     from fastcar_cli.sweep.results import SETTING, dense_line
 
@@ -216,7 +216,7 @@ def show(out: Console, terminal: Console, results: dict[str, Any], folder: Path,
 
 
 def show_plan(out: Console, document: dict[str, Any]) -> None:
-    """The plan of a sweep."""
+    """Print the plan of a sweep."""
     table = facts("nothing was written")
     plan = document["plan"]
     for key in ("prompts", "seeds"):
@@ -232,10 +232,10 @@ def show_plan(out: Console, document: dict[str, Any]) -> None:
         if values:
             table.add_row(key, ", ".join(values))
     table.add_row("cells", f"{document['cells']}" + (f" (shard {document['shard']})" if document["shard"] else ""))
-    table.add_row("decodes", f"{document['decodes']} at {plan['repeats']} a cell, {document['left']} of them left")
+    table.add_row("decodes", f"{document['decodes']}, {plan['repeats']} per cell; {document['left']} left")
     seconds = document["expected_s"]
     expected = "not measured" if seconds is None else duration(sum(seconds.values()))
-    more = " at most, metrics not counted (one short dense decode was measured)" if seconds else ""
+    more = " at most, without metrics (extrapolated from one short dense decode)" if seconds else ""
     table.add_row("expected", expected + more)
     out.print(table)
 

@@ -41,29 +41,29 @@ if TYPE_CHECKING:
     from fastcar_cli.inputs.prompt import Prompt
     from fastcar_cli.models.checkpoint import Checkpoint
 
-LESS: Text = ("fewer ", Key("samples"), " or prompts at once need less")
+LESS: Text = ("to use less memory, reduce ", Key("samples"), " or decode fewer prompts at once")
 BATCH = 8
-"""Videos of a list per batch; a kill loses a batch. A video of `mini` takes 0.31 s of a core, alone 0.49 s."""
+"""Videos per batch of a list; a killed run loses one batch. A video of `mini` takes one core 0.31 s, alone 0.49 s."""
 
 
 @dataclass
 class Written:
-    """A written video, possibly incomplete, and with `truth` its frames as the model drew them."""
+    """The file of a video, possibly incomplete; with `truth` also the predicted frames."""
 
     writer: Writer
     images: list[Any] = field(default_factory=list)
 
     def compared(self, job: Job, context: int) -> dict[str, Any]:
-        """Keys of the report with the errors against the input's frames; empty unless requested."""
+        """The report's key `truth`, errors against the input's frames; empty without --truth."""
         if job.excerpt is None or not self.images:
             return {}
-        # A stop may fall between the two appends of a frame.
+        # An interrupt may come between the two appends of a frame.
         done = min(len(self.images), self.writer.frames)
         return {"truth": compare(np.stack(self.images[:done]), job.excerpt.frames[:done], context)}
 
 
 def load(run: RunConfig, videos: int, terminal: Any, checkpoint: Checkpoint | None = None) -> VideoPipeline:
-    """The pipeline, with a progress bar while a large checkpoint loads."""
+    """Load the pipeline, with a progress bar for a large checkpoint."""
     with progress(terminal, "bytes") as bar:
         on_load = partial(reported(bar), "loading")
         return VideoPipeline.from_config(run, videos=videos, on_load=on_load, checkpoint=checkpoint)
@@ -72,8 +72,8 @@ def load(run: RunConfig, videos: int, terminal: Any, checkpoint: Checkpoint | No
 def write(
     pipe: VideoPipeline, jobs: list[Job], paths: list[Path], asked: GenerateOptions, new: bool, terminal: Any
 ) -> tuple[dict[int, Written], KeyboardInterrupt | None]:
-    """Decode and write every video: those that have a frame, closed, and what stopped the run early. With `new` no file
-    is replaced, else with `force` alone.
+    """Decode and write the videos. Returns the closed files with at least one frame, by index, and the interrupt that
+    stopped the run early. With `new`, taken names get a number; without `force`, a different video is renamed.
     """
     stop: KeyboardInterrupt | None = None
     preview = Preview() if asked.preview and lacking(terminal) is None else None
@@ -81,7 +81,7 @@ def write(
         written: dict[int, Written] = {}
 
         def of(video: int) -> Written:
-            """Opens a file at its first frame and closes it after its last one."""
+            """The file of a video, opened at its first frame."""
             if video not in written:
                 recipe = pipe.recipe(jobs[video].prompt, jobs[video].seed, pipe.prompt_ids(video))
                 how: Any = {"fps": pipe.fps, "scale": pipe.config.video.scale, "recipe": recipe}
@@ -128,8 +128,8 @@ def _inputs(jobs: Sequence[Job]) -> tuple[list[Prompt], list[int]]:
 
 
 def make(pipe: VideoPipeline, jobs: list[Job], folder: Path | None, asked: GenerateOptions, terminal: Any) -> None:
-    """Make the videos of one run side by side, in `folder` with their reports or, without it, as `-o`, and print each.
-    Raises RequestError for a refused prompt (without `keep_going`), typer.Exit after a stop or with prompts left out.
+    """Decode the videos of one run together, write them and their reports to `folder`, or one video to `-o`, and print
+    each. Raises RequestError for an invalid prompt (without `keep_going`), typer.Exit if interrupted or incomplete.
     """
     taken = accepted(jobs, pipe, asked.keep_going, partial(note, terminal))
     new = folder is not None or asked.output is None
@@ -147,7 +147,7 @@ def make(pipe: VideoPipeline, jobs: list[Job], folder: Path | None, asked: Gener
         if writer.renamed is not None:
             note(terminal, f"the existing {writer.path} is now {writer.renamed}; --force overwrites it")
         report = pipe.report(i) | keys_of(taken[i], pipe.context) | video.compared(taken[i], pipe.context)
-        # A stop may fall between the videos of a frame that is decoded.
+        # After an interrupt some of the videos may lack the newest frame.
         size = {"width": writer.width, "height": writer.height}
         report["video"] |= {"path": str(writer.path), "frames": writer.frames, **size}
         report["recipe"] = writer.recipe
@@ -185,10 +185,10 @@ class BatchMaker:
     def __init__(self, config: RunConfig, pipe: VideoPipeline | None = None) -> None:
         self.base = pipe or VideoPipeline.from_config(config, videos=BATCH)
         self.on_step: Callable[[float], None] = lambda videos: None
-        """Receives the decoded part of the batch, in videos."""
+        """Progress callback: receives the decoded part of the batch, in videos."""
 
     def again(self) -> Callable[[], BatchMaker]:
-        """As `engines.TaskWorker` describes."""
+        """See `engines.TaskWorker`."""
         return partial(BatchMaker, self.base.config)
 
     def work(self, task: Sequence[tuple[int, Job]]) -> Iterator[tuple[int, Video]]:
@@ -203,15 +203,15 @@ class BatchMaker:
 
 
 def named(jobs: Sequence[Job], folder: Path) -> list[Job]:
-    """The jobs with file names, which depend on the whole list only; the second of a name gets a 2."""
+    """The jobs with file names, which depend only on the whole list; repeated names get a number, from 2."""
     names: dict[Path, Iterator[Path]] = {}
     paths = (default_name(job.name, job.seed, folder) for job in jobs)
     return [replace(job, path=next(names.setdefault(p, numbered(p)))) for job, p in zip(jobs, paths, strict=True)]
 
 
 def make_list(pipe: VideoPipeline, jobs: Sequence[Job], folder: Path, asked: GenerateOptions, terminal: Any) -> None:
-    """Make the missing videos of a part of a list, and print the list. Raises RequestError where another video has
-    their name (without `force`), typer.Exit as `make`.
+    """Make the missing videos of a list or its shard, and print the list. Raises RequestError if a different video has
+    the name of one (without `force`), and typer.Exit as `make` does.
     """
     seeds = [*dict.fromkeys(job.seed for job in jobs)]
     if asked.names is not None:
@@ -224,7 +224,7 @@ def make_list(pipe: VideoPipeline, jobs: Sequence[Job], folder: Path, asked: Gen
     reports = _there(taken, pipe, asked.force)
     there = len(reports)
     if there:
-        note(terminal, f"{there} of {len(taken)} videos exist already, making the other {len(taken) - there}")
+        note(terminal, f"{there} of {len(taken)} videos exist already; making the other {len(taken) - there}")
     left = [(place, job) for place, job in enumerate(taken) if place not in reports]
     stop: KeyboardInterrupt | None = None
     try:
@@ -236,7 +236,7 @@ def make_list(pipe: VideoPipeline, jobs: Sequence[Job], folder: Path, asked: Gen
     except KeyboardInterrupt as e:
         stop = e
         rest = len(taken) - len(reports)
-        note(terminal, f"{len(reports)} videos are finished; the same command makes the other {rest}", "stopped")
+        note(terminal, f"{len(reports)} videos are finished; rerun the command for the other {rest}", "stopped")
     if asked.names is not None and reports:
         for place, report in reports.items():
             job = taken[place]
@@ -246,17 +246,18 @@ def make_list(pipe: VideoPipeline, jobs: Sequence[Job], folder: Path, asked: Gen
     if asked.as_json:
         typer.echo(json.dumps({"videos": listed, "there": there}))
     elif listed:
-        table = columns(f"{len(listed)} videos, {there} of them there before", "file", "seed", "replayed", "tokens/s")
+        title = f"{len(listed)} videos, {there} of them from earlier runs"
+        table = columns(title, "file", "seed", "replayed", "tokens/s")
         for report in listed:
             replayed, speed = f"{report['replay']['ratio']:.1%}", f"{report['timing']['tokens_per_s']:.0f}"
             table.add_row(plain(report["video"]["path"]), str(report["seed"]), replayed, speed)
-        # As wide as its paths, which must not be cut.
+        # The width is unlimited, because paths must not be cut.
         Results(asked.quiet).print(table, width=10_000, crop=False)
     _end(stop, len(taken) == len(part))
 
 
 def _there(jobs: Sequence[Job], pipe: VideoPipeline, force: bool) -> dict[int, dict[str, Any]]:
-    """Reports of finished videos, by index. Raises RequestError for another video, unless `force`."""
+    """Reports of finished videos, by index. Raises RequestError if a file has a different recipe, unless `force`."""
     reports: dict[int, dict[str, Any]] = {}
     for place, job in enumerate(jobs):
         if job.path is None or not job.path.exists():
@@ -269,7 +270,7 @@ def _there(jobs: Sequence[Job], pipe: VideoPipeline, force: bool) -> dict[int, d
                 reports[place] = report
         elif not force and recipe_in(job.path) != recipe:
             hint = "name another folder, or overwrite with --force"
-            raise RequestError(f"{job.path} exists with another recipe", hint=hint)
+            raise RequestError(f"{job.path} already exists and was made with a different recipe", hint=hint)
     return reports
 
 
@@ -293,7 +294,7 @@ def _make_left(
     asked: GenerateOptions,
     terminal: Any,
 ) -> None:
-    """Decode and write videos; adds their reports to those on disk."""
+    """Decode and write the remaining videos; adds their reports to `reports`."""
     gc.freeze()
     maker, jobs, before, written = BatchMaker(pipe.config, pipe), dict(left), len(reports), 0
     with (
@@ -320,6 +321,6 @@ def _make_left(
                     reports[place] = report
             except (OSError, RunError) as e:
                 why = e.strerror if isinstance(e, OSError) else str(e).rpartition(": ")[2]
-                raise RunError(f"{path} could not be written: {why}", hint="finished videos stay") from None
+                raise RunError(f"{path} could not be written: {why}", hint="finished videos are saved") from None
             written = len(reports) - before
             bar.update(task, completed=written)
