@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.engine import begin
-from fastcar_cli.errors import RunError
+from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.inputs.prompt import Prompt
 from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_lab.couplings import Rule, contest
 
@@ -56,7 +57,7 @@ def count_aligned(codes: Codes, frame: int, window: int, counts: Counts) -> None
 
 def tokens_a_pass(
     pipe: VideoPipeline,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     windows: Sequence[int],
     on_video: Callable[[int, int], None] = lambda done, total: None,
     kinds: Sequence[str] = KINDS,
@@ -66,9 +67,14 @@ def tokens_a_pass(
 
     against: other rules in the same windows, whose videos differ. `speedup` over dense decoding is by processor time;
     a pass of another rule counts as much as one of the last kind. `on_video(done, total)` counts decodes. Raises
-    RequestError for a window above a frame or the attention, RunError where a video with drafts has other codes than
-    the dense one.
+    RequestError for a window above a frame or the attention and for other rules in a context that rolls, RunError where
+    a video with drafts has other codes than the dense one.
     """
+    segment = pipe.settings.segment
+    if against and segment is not None and pipe.settings.frames > segment:
+        # An executor is chosen anew where a context rolls, and draws by our rule.
+        allowed = f"at most {min(pipe.spec.frames, pipe.spec.longest)}"
+        raise RequestError("other rules run in one context", key="frames", value=pipe.frames, allowed=allowed)
     rules: list[str | Rule] = [*kinds, *against]
     names = [*kinds, *(rule.text for rule in against)]
     n, total, done = pipe.tokens_per_frame, len(prompts) * (1 + len(names) * len(windows)), 0
@@ -97,7 +103,7 @@ def tokens_a_pass(
                 decode.run()
                 seconds[name, w] += time.process_time() - began
                 if isinstance(rule, str) and not np.array_equal(decode.codes[0].cpu().numpy(), truth):
-                    raise RunError(f"{kind} drafts with window {w} change the video of {prompt!r}, seed {seed}")
+                    raise RunError(f"{kind} drafts with window {w} change the video of {str(prompt)!r}, seed {seed}")
                 assert decode.drafter is not None
                 for run in decode.drafter.passes:
                     decoded[name, w].add(run.first[0] + 1 >= n, run.accepted[0])

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
+from typer.testing import CliRunner
 
+from fastcar_cli.cli.app import app
 from fastcar_cli.config.run_config import RunConfig
 from fastcar_cli.decoding.drafts.drafts import Drafter, DraftSettings
 from fastcar_cli.decoding.engine import Decode, begin
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models.bundled.patch_tokenizer import PatchTokenizerSpec
+from fastcar_cli.models.bundled.steered import SteeredSpec
+from fastcar_cli.models.bundled.steered_checkpoint import FORMAT
+from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_lab.couplings import LOSSLESS, CoupledDraws, Rule, contest
@@ -96,3 +105,42 @@ def test_an_unknown_rule_is_refused(text: str) -> None:
     with pytest.raises(RequestError) as refused:
         Rule.parse(text)
     assert "scd-maximal, rejection, relaxed:E" in str(refused.value.allowed)
+
+
+@pytest.fixture(scope="module")
+def steered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a tiny random model that continues frames of `table-actions` as actions say."""
+    tokenizer = PatchTokenizerSpec(grid=8, patch=16, plain=8, period=2, parts=(2, 2), code_width=4, widths=(8, 8))
+    decoder = DecoderSpec(
+        width=32, layers=2, heads=2, kv_heads=2, mlp_width=32, vocab=tokenizer.codes, max_positions=5 * 64
+    )
+    spec = SteeredSpec(name="tiny", frames=5, fps=10, decoder=decoder, tokenizer=tokenizer, context=3, actions=2)
+    torch.manual_seed(0)
+    weights = {name: torch.randn(tensor.shape) for name, tensor in spec.network().state_dict().items()}
+    folder = tmp_path_factory.mktemp("steered")
+    (folder / "config.json").write_text(json.dumps({"format": FORMAT, "spec": spec.to_dict()}), encoding="utf-8")
+    save_file(weights, str(folder / "model.safetensors"))
+    return folder
+
+
+def _against(model: Path, *arguments: str) -> str:
+    rules = ["--windows", "8", "--kinds", "jacobi", "--against", "gumbel,sjd", "--prompts", "1", "--json"]
+    command = ["lab", "drafts", "--model", str(model), *rules, *arguments]
+    return CliRunner().invoke(app, command, catch_exceptions=False).stdout
+
+
+def test_other_rules_continue_clips_as_actions_say(steered: Path) -> None:
+    likeliest, drawn = json.loads(_against(steered, "--temperature", "0,1"))["models"]
+    (line,) = likeliest["windows"]
+    # At temperature 0 nothing is left to a rule, if all see the same clip and actions.
+    for rule in ("gumbel", "sjd"):
+        assert all(line[rule][part] == line["jacobi"][part] for part in ("first_frame", "later_frames"))
+    (line,) = drawn["windows"]
+    shares = [line[rule]["later_frames"] for rule in ("jacobi", "gumbel", "sjd")]
+    assert len(set(shares)) == 3 and all(1 < share <= 8 for share in shares)
+
+
+def test_other_rules_are_refused_where_the_context_rolls(steered: Path) -> None:
+    with pytest.raises(RequestError, match="other rules run in one context") as refused:
+        _against(steered, "--set", "generation.frames=6", "--set", "generation.context_policy=roll")
+    assert refused.value.allowed == "at most 5"

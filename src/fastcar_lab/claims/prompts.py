@@ -1,12 +1,15 @@
-"""Prompts that claims are measured with: captions never trained on where the model draws a world of ours."""
+"""Prompts to measure models with: captions or clips never trained on where the model draws a world of ours."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fastcar_cli.errors import Key, RequestError
+from fastcar_cli.inputs.prompt import Prompt
+from fastcar_cli.models.bundled.steered import SteeredSpec
 from fastcar_cli.pipeline.pipeline import VideoPipeline
+from fastcar_lab import worlds
 from fastcar_lab.worlds import world_of
 
 ANY = (
@@ -66,6 +69,13 @@ def prompts_for(pipe: VideoPipeline, count: int, seed: int = 0, *, balanced: boo
             f"there are {len(drawn)} of our own", key="prompts", value=count, hint=(Key("prompts_file"), " with yours")
         )
     return tuple(drawn)[:count]
+
+
+def prompts_or_clips(pipe: VideoPipeline, count: int) -> Sequence[Prompt]:
+    """`prompts_for` a model; for one that actions steer, the clips that `fastcar lab clips` writes, with their keys."""
+    if isinstance(pipe.spec, SteeredSpec):
+        return [clip for _, clip in worlds.world("table-actions").held_out(count, seed=1)]
+    return prompts_for(pipe, count)
 
 
 def kinds_of(pipe: VideoPipeline, prompts: Iterable[str]) -> dict[str, str]:

@@ -40,7 +40,7 @@ def _show(
 
 def drafts(
     model: Models = None,
-    prompts: Annotated[int, typer.Option(help="Videos, of captions that training left out.", min=1)] = 30,
+    prompts: Annotated[int, typer.Option(help="Videos, of captions or clips that training left out.", min=1)] = 30,
     leave_out: Annotated[
         str | None, typer.Option(help="Without the captions among them that hold this text, such as pan.")
     ] = None,
@@ -62,7 +62,7 @@ def drafts(
     from fastcar_cli.profile.profiler import parse_lengths
     from fastcar_cli.sweep.grid import parse_names
     from fastcar_lab.bench.render import watched
-    from fastcar_lab.claims.prompts import prompts_for
+    from fastcar_lab.claims.prompts import prompts_or_clips
     from fastcar_lab.common import pipeline_of
     from fastcar_lab.couplings import LOSSLESS, Rule
     from fastcar_lab.drafting import KINDS, tokens_a_pass
@@ -77,9 +77,9 @@ def drafts(
     results: list[dict[str, Any]] = []
     for name in model or FROM_TEXT:
         base = pipeline_of(name, set_ or ())
-        captions, before = list(prompts_for(base, prompts)), len(results)
+        captions, before = list(prompts_or_clips(base, prompts)), len(results)
         if leave_out is not None:
-            captions = [text for text in captions if leave_out not in text]
+            captions = [text for text in captions if leave_out not in str(text)]
         if not captions:
             raise RequestError("no caption is left", key="leave_out", value=leave_out)
         for degree in temperatures:
@@ -91,7 +91,7 @@ def drafts(
                 work = partial(tokens_a_pass, pipe, captions, wanted, kinds=decoded, against=rules)
                 results.append(watched("decodes", f"{name}, temperature {warmth:g}", work))
     without = "" if leave_out is None else f" without those with {leave_out!r}"
-    title = f"tokens a pass after the first frame (first frame), speedup by processor time, {prompts} captions{without}"
+    title = f"tokens a pass after the first frame (first frame), speedup by processor time, {prompts} prompts{without}"
 
     def row(r: dict[str, Any]) -> list[str]:
         cells = [f"{r['model']}, temperature {r['temperature']:g}", f"{r['same_as_aligned']:.1%}"]
