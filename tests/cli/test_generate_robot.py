@@ -218,7 +218,7 @@ def test_folders_that_are_not_a_model(folder: Path, tmp_path: Path) -> None:
     assert "pytorch_model.bin is not read" in str(error.value.hint)
 
 
-@pytest.mark.parametrize("kind", ["single", "multi"])
+@pytest.mark.parametrize("kind", [pytest.param("single", marks=pytest.mark.slow), "multi"])
 def test_a_policy_may_name_its_numbers(folder: Path, kind: str) -> None:
     """What a step decodes is what a video of the same actions has, drafted or not, ahead or not."""
     steps = 3 if kind == "single" else 8

@@ -194,7 +194,7 @@ def _same_decode(drafted: Decode, alone: Decode) -> None:
             assert torch.equal(drafted.replay.tas.nan_to_num(7.0), alone.replay.tas.nan_to_num(7.0))
 
 
-@pytest.mark.parametrize("executor", ["torch", "native"])
+@pytest.mark.parametrize("executor", [pytest.param("torch", marks=pytest.mark.slow), "native"])
 @pytest.mark.parametrize("rule", LOOPS)
 @settings(max_examples=2, deadline=None)
 @given(

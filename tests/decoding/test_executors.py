@@ -207,13 +207,13 @@ def _decisions(want: Reference) -> Tensor:
 
 
 def _cases() -> list[Any]:
-    """Every executor, format, rule and kind of heads; every other one is slow, or long where cases are slow."""
+    """Every executor, format, rule and kind of heads; three of four are slow, or long where cases are slow."""
     found = []
     for name, kind in EXECUTORS.items():
         for form in kind.formats:
             for i, rule in enumerate(kind.rules or RULES):
                 for kv_heads, heads in ((1, "grouped"), (2, "heads")):
-                    later = [pytest.mark.long if kind.marks else pytest.mark.slow] if (i + kv_heads) % 2 else []
+                    later = [pytest.mark.long if kind.marks else pytest.mark.slow] if (i + kv_heads) % 4 else []
                     marks = [*kind.marks, *later]
                     case = f"{name}-{form}-{rule}-{heads}"
                     found.append(pytest.param(name, form, rule, kv_heads, id=case, marks=marks))

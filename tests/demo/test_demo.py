@@ -278,7 +278,7 @@ def test_it_prints_its_address_and_ctrl_c_ends_it() -> None:
     assert "Traceback" not in stderr
 
 
-@pytest.mark.parametrize("width", [1200, 390])
+@pytest.mark.parametrize("width", [pytest.param(1200, marks=pytest.mark.slow), 390])
 def test_a_person_makes_a_video(browser: Any, width: int) -> None:
     server = Server(Maker())
     threading.Thread(target=server.serve, daemon=True).start()

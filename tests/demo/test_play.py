@@ -58,7 +58,7 @@ def _frames(file: Path) -> Any:
 
 
 @pytest.mark.parametrize("count", [5, pytest.param(60, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("tau", ["off", "-2"])
+@pytest.mark.parametrize("tau", [pytest.param("off", marks=pytest.mark.slow), "-2"])
 def test_generate_makes_the_session_again(tmp_path: Path, count: int, tau: str) -> None:
     """The context of `table-actions` rolls."""
     rng = np.random.default_rng(5)
@@ -108,10 +108,18 @@ def test_a_program_plays_through_pipes(tmp_path: Path) -> None:
         process.stdin.flush()
         assert json.loads(process.stdout.readline())["frame"] == number + 2
         assert len((tmp_path / "s.csv").read_text(encoding="utf-8").splitlines()) == number
+    # The same action, after longer and longer pauses, until a frame was decoded ahead.
+    pause, hit, later = 0.05, False, 0
+    while not hit:
+        time.sleep(pause)
+        process.stdin.write(json.dumps(KEYS[-1]) + "\n")
+        process.stdin.flush()
+        pause, hit, later = 2 * pause, json.loads(process.stdout.readline())["hit"], later + 1
     rest, errors = process.communicate(timeout=300)
     assert (process.returncode, errors, first["seed"]) == (0, "", 1)
     assert json.loads(rest)["hits"] >= 1
-    assert _play("--actions", _csv(tmp_path, 3 * KEYS), "--seed", 1, "-o", tmp_path / "t.mp4").exit_code == 0
+    actions = [*3 * KEYS, *later * KEYS[-1:]]
+    assert _play("--actions", _csv(tmp_path, actions), "--seed", 1, "-o", tmp_path / "t.mp4").exit_code == 0
     assert (tmp_path / "s.mp4").read_bytes() == (tmp_path / "t.mp4").read_bytes()
 
 
@@ -380,7 +388,7 @@ def _world(tau: str, draft: str) -> Any:
     return _pipe(tau, draft).play(FRAME, seed=2)
 
 
-@pytest.mark.parametrize("width", [1200, 390])
+@pytest.mark.parametrize("width", [1200, pytest.param(390, marks=pytest.mark.slow)])
 def test_a_person_plays(browser: Any, player: Player, width: int) -> None:
     page = browser.new_page(viewport={"width": width, "height": 800})
     page.set_default_timeout(300_000)

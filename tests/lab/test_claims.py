@@ -186,6 +186,7 @@ def test_relaxed_drafts_are_another_video_and_cost_what_their_passes_do(folder: 
         assert video["relaxed:0.1"]["passes"] <= video["off"]["passes"] and video["off"]["tokens_per_pass"] == 1
 
 
+@pytest.mark.slow
 def test_a_stop_while_claims_are_judged_keeps_what_is_finished(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(study: Any) -> None:
         raise KeyboardInterrupt

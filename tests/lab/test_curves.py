@@ -28,6 +28,7 @@ def sweeps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return first, second
 
 
+@pytest.mark.slow
 def test_a_line_a_setting_with_the_means_of_its_videos(run: Run, sweeps: tuple[Path, Path], tmp_path: Path) -> None:
     result = run("lab", "curves", *map(str, sweeps), "-o", "out")
     assert result.returncode == 0, result.stderr

@@ -245,6 +245,7 @@ def test_a_context_that_rolls_has_the_objects_of_its_first_frame() -> None:
     assert (settled[4] == torch.from_numpy(encode(scene, [(states[3][0], states[4][1])])[0])).all()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_tokenizer_draws_and_reads_what_it_has_to() -> None:
     model = ActionsTokenizer()
@@ -328,6 +329,7 @@ def test_the_bundled_ball_obeys_and_pushes(bundled: VideoPipeline) -> None:
     assert found["kept"] == 1 and found["kept_frames"] > 0.9 and found["steered"] > 0.9
 
 
+@pytest.mark.slow
 def test_the_bundled_example_is_a_held_out_session(bundled: VideoPipeline, tmp_path: Path) -> None:
     write(tmp_path, 1, 9)
     own, file = np.load(tmp_path / "0.npz"), np.load(folder_of("table-actions") / "example.npz")

@@ -95,6 +95,7 @@ def test_dictionary_codes_are_the_nearest_codes() -> None:
     assert np.array_equal(quantize(latents, torch.from_numpy(codebooks)).numpy(), codes)
 
 
+@pytest.mark.slow
 def test_a_patch_that_stays_keeps_its_codes() -> None:
     dictionary = build_dictionary(640, 64)
     scene = scenes_of(("big", "green", "boat", "right", "sea"))[1]

@@ -89,6 +89,7 @@ def test_a_video_is_the_same_alone_and_among_others() -> None:
     assert (frames[1:] - streamed(codes(2)[1:])).abs().max() <= 1e-3
 
 
+@pytest.mark.slow
 def test_the_decoder_in_bfloat16_gives_float32_frames_near_those_of_float32() -> None:
     half = streamed(codes(), torch.bfloat16)
     assert half.dtype == torch.float32

@@ -25,7 +25,7 @@ from fastcar_cli.pipeline.pipeline import VideoPipeline
 MODELS: dict[str, Any] = (
     json.loads((GOLDEN / "golden.json").read_text())["models"] if (GOLDEN / "golden.json").exists() else {}
 )
-KINDS, EXECUTORS = ["single", "multi"], ["torch", "native"]
+KINDS, EXECUTORS = ["single", "multi"], [pytest.param("torch", marks=pytest.mark.slow), "native"]
 pytestmark = pytest.mark.skipif(not MODELS, reason=f"no recorded outputs of the released code in {GOLDEN}")
 
 
@@ -111,7 +111,8 @@ def continued(kind: str, rows: int, **keys: Any) -> tuple[VideoPipeline, Tensor]
     return pipe, torch.from_numpy(np.stack([video.frames[pipe.context :] for video in videos]))
 
 
-WAYS = [("torch", "off"), ("native", "off"), ("native", "frame"), ("native", "auto")]
+SLOW = [("torch", "off"), ("native", "off"), ("native", "frame")]
+WAYS = [*(pytest.param(*way, marks=pytest.mark.slow) for way in SLOW), ("native", "auto")]
 
 
 @pytest.mark.parametrize(("executor", "draft"), WAYS)

@@ -148,7 +148,7 @@ RINGS = """(() => [...document.querySelectorAll('#trade .point')].map(p => {
   const x = +c.getAttribute('cx'), y = +c.getAttribute('cy'); return [x - r, y - r, x + r, y + r]; }))()"""
 
 
-@pytest.mark.parametrize("spread", [0.001, 0.005, 0.02])
+@pytest.mark.parametrize("spread", [0.001, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.005, 0.02))])
 def test_labels_of_settings_that_are_nearly_equal_stay_apart(look: Open, folder: Path, spread: float) -> None:
     results = json.loads((folder / "results.json").read_text())
     draws, base = np.random.default_rng(1), results["summary"][1]
