@@ -9,6 +9,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from support.paths import ROOT
 from support.processes import Run
 from support.sweeping import tiny_folder
 
+from fastcar_cli import VideoPipeline
 from fastcar_cli.checkpoints.names import BUNDLED
 from fastcar_cli.config.keys import MODELS
 from fastcar_cli.config.presets import presets
@@ -123,6 +125,35 @@ def test_the_reading_path_of_a_token_has_at_most_1500_lines() -> None:
         lines[name] = sum((n.end_lineno or 0) - n.lineno + 1 for n in parts) if part else source.count("\n")
     assert len(lines) == 9 and min(lines.values()) > 0
     assert sum(lines.values()) <= 1500, lines
+
+
+def test_the_files_of_a_token_s_life_define_the_names_that_the_page_finds_there() -> None:
+    page = (ROOT / "docs" / "life-of-a-token.md").read_text(encoding="utf-8")
+    product = ROOT / "src" / "fastcar_cli"
+    folders = (product, product / "kernels" / "native" / "source", ROOT)
+    for name in re.findall(r"`([\w/]+\.(?:py|h))`", page):
+        assert any((folder / name).is_file() for folder in folders), name
+    pairs = re.findall(r"`(?:\w+\.)?(\w+)`(?: in|,? \()\s*`([\w/]+\.(?:py|h))`", page)
+    assert len(pairs) > 20
+    for name, file in pairs:
+        source = (product / file).read_text(encoding="utf-8")
+        assert re.search(rf"^(?: *(?:def|class)|(?:inline )?void) {name}\b", source, re.M), f"{name} in {file}"
+
+
+def test_the_defaults_of_a_token_s_life_are_those_of_a_run() -> None:
+    page = (ROOT / "docs" / "life-of-a-token.md").read_text(encoding="utf-8")
+    pipe = VideoPipeline.from_pretrained("table", device="cpu")
+    rows = re.findall(r"^\| (`[a-z].*?) \| (.*?) \|", page, re.M)
+    documented = {key: value for keys, values in rows for key, value in zip(*map(_listed, (keys, values)), strict=True)}
+    assert len(documented) == 10
+    assert documented.pop("runtime.threads") == "2"
+    for key, value in documented.items():
+        own = attrgetter(key)(pipe.resolved)
+        assert value == ("off" if own is None else f"{own:g}" if isinstance(own, float) else str(own)), key
+
+
+def _listed(cell: str) -> list[str]:
+    return cell.replace("`", "").split(", ")
 
 
 def test_every_preset_is_documented() -> None:
