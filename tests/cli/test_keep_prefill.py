@@ -105,10 +105,10 @@ def test_another_model_and_files_of_other_kinds_are_refused(model: str, tmp_path
     other = Path(write_model(tmp_path / "other"))
     tensors = torch.load(other / "model.pt", weights_only=True)
     torch.save(tensors | {"norm.weight": tensors["norm.weight"] + 1}, other / "model.pt")
-    with pytest.raises(RequestError, match="was saved with another model"):
+    with pytest.raises(RequestError, match="was saved with a different model"):
         pipeline(str(other), **kept(str(file))).run([CLIP], [1])
     whole = file.read_bytes()
-    for wrong, said in ((whole[:5000], "does not hold a saved KV cache"), (b"", "does not hold a saved KV cache")):
+    for wrong, said in ((whole[:5000], "does not contain a saved KV"), (b"", "does not contain a saved KV cache")):
         file.write_bytes(wrong)
         with pytest.raises(RequestError, match=said):
             pipeline(model, **kept(str(file))).run([CLIP], [1])

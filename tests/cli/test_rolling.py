@@ -66,14 +66,14 @@ def test_a_context_rolls_where_that_is_asked(run: Run, folder: Path, kind: str) 
     assert again.returncode == 0, again.stderr
     assert np.array_equal(read_frames(Path("a.mp4")), read_frames(Path("b.mp4")))
     stopped = run(*asked, "--frames", str(frames), "-o", "c.mp4")
-    assert stopped.returncode == 2 and "--context-policy roll continues" in stopped.stderr
+    assert stopped.returncode == 2 and "continue with --context-policy roll" in stopped.stderr
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (("--backend", "fpga-sim"), "the emulated accelerator does not roll contexts"),
-        (("--trace", "t.npz"), "--trace takes the decisions of one context, and this one rolls"),
+        (("--trace", "t.npz"), "--trace supports one context, but this video's context rolls"),
     ],
 )
 def test_what_is_of_one_context_is_refused(run: Run, folder: Path, options: tuple[str, ...], said: str) -> None:

@@ -70,7 +70,7 @@ def test_int8_is_visible_in_the_values(run: Run, tmp_path: Path) -> None:
         (("generate", "a red ball", "--fpga", "edge-small"), "--fpga has no effect with the backend torch"),
         (("generate", "a red ball", "--report", "r"), "--report has no effect with the backend torch"),
         (("generate", "a red ball", "--backend", "fpga-sim", "--fpga", "edge-smal"), "did you mean 'edge-small'"),
-        (("generate", "a red ball", "--trace", "t.txt"), "ends in .npz"),
+        (("generate", "a red ball", "--trace", "t.txt"), "expected a .npz file"),
         (
             ("generate", "a red ball", "--backend", "fpga-sim", "--samples", "33", "--report", "r"),
             "supports one batch, but the 33 videos need batches of 32",
@@ -85,7 +85,7 @@ def test_int8_is_visible_in_the_values(run: Run, tmp_path: Path) -> None:
         (("fpga", "--table", "--rows", "3"), "--rows has no effect with --table"),
         (("fpga", "--table", "--rows", "3"), "allowed: --table, --preset, --json"),
         (("fpga", "--sinks", "2"), "--sinks has no effect"),
-        (("fpga", "--rows", "3", "--pair-correlation", "0.5"), "rows have no pairs"),
+        (("fpga", "--rows", "3", "--pair-correlation", "0.5"), "an odd number of rows has no pairs"),
         (("fpga", "none.npz", "--frames", "2"), "--frames has no effect with a file of decisions"),
         (("fpga", "--report", ""), "--report: is empty"),
     ],

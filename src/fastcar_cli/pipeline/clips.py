@@ -15,7 +15,7 @@ from fastcar_cli.models.network import Spec
 
 @dataclass(frozen=True)
 class ClipFiles:
-    """Unread input files; `actions` is one file for all inputs or one per input, `use` selects frames."""
+    """Input files, not yet read; `actions` is one file for all inputs or one per input, `use` selects frames."""
 
     files: tuple[Path, ...] = ()
     actions: tuple[Path, ...] = ()
@@ -25,7 +25,7 @@ class ClipFiles:
         return bool(self.files)
 
     def check(self) -> None:
-        """Refuse missing files and contradictions before a model is loaded. Raises RequestError."""
+        """Raise RequestError for missing files and contradictions, before a model is loaded."""
         if len(self.actions) not in (0, 1, len(self.files)):
             said = f"{len(self.actions)} files for {len(self.files)} inputs"
             raise RequestError(said, key="actions", hint="give one for all inputs, or one per input")
@@ -34,15 +34,16 @@ class ClipFiles:
                 if not file.exists():
                     raise RequestError(f"there is no such {kind}", key=option, value=file)
         if self.use.goal and self.actions:
-            both = Key("goal"), " and ", Key("actions"), " exclude each other"
-            raise RequestError(both, hint="actions apply forward in time")
+            both = Key("goal"), " and ", Key("actions"), " can't be used together"
+            why = "with ", Key("goal"), " the last frame comes first, but actions lead from each frame to the next"
+            raise RequestError(both, hint=why)
 
     def single(self) -> bool:
         """Whether every input is a single image. Raises RequestError for unreadable files."""
         return all(len([*islice(frames_of(file, self.use.key), 2)]) == 1 for file in self.files)
 
     def read(self, spec: Spec, model: str, frames: int, *, whole: bool = False) -> list[Excerpt]:
-        """The model's input from each file, for `frames` frames in all. Raises RequestError as `read_clip` does."""
+        """The model's input from each file, for videos of `frames` frames. Raises RequestError as `read_clip` does."""
         if spec.contexts and self.use.goal:
             raise RequestError(f"the model {model!r} takes no goal", key="goal", hint="leave it out")
         height, width = spec.frame_spec.size

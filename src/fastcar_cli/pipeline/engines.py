@@ -1,4 +1,4 @@
-"""Run tasks in this process, or on a Ray cluster without a shared disk, which repeats tasks of lost workers."""
+"""Runs tasks in this process or on a Ray cluster, which needs no shared disk and repeats tasks of lost workers."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class TaskWorker(Protocol):
     base: VideoPipeline
 
     def work(self, task: Any) -> Iterator[Any]:
-        """The findings of a task, as they come."""
+        """Yield the results of a task."""
 
     def again(self) -> Callable[[], TaskWorker]:
-        """What makes the same worker in another process; it can be pickled."""
+        """A function that makes the same worker in another process; it can be pickled."""
 
 
 Run = Callable[[Iterable[Any]], Iterator[Any]]
-"""Yields the findings of tasks in any order, as they come. Raises what a task raises."""
+"""Yields the results of tasks when they are ready, in any order. Raises what a task raises."""
 
 
 def check_engine(engine: str, address: str | None, workers: int | None) -> None:
-    """Refuse an unknown or missing engine, and Ray's options without Ray. Raises RequestError."""
+    """Raise RequestError for an unknown engine, for a missing Ray, and for Ray's options without Ray."""
     if engine not in ("local", "ray"):
         raise RequestError("unknown", key="engine", value=engine, allowed="local, ray")
     if engine == "ray":
@@ -52,7 +52,7 @@ _workers: dict[str, TaskWorker] = {}
 
 
 def _work(key: str, make: Callable[[], TaskWorker], task: Any) -> list[Any]:
-    """Run a task in this process, which keeps the worker of a run for its next task."""
+    """Run a task in this process; the next task of the same run uses the same worker."""
     if key not in _workers:
         _workers.clear()
         _workers[key] = make()
@@ -60,9 +60,9 @@ def _work(key: str, make: Callable[[], TaskWorker], task: Any) -> list[Any]:
 
 
 def _knock(address: str, where: Text) -> None:
-    """Refuse an address without a listener; Ray itself would try for minutes and then end the process."""
+    """Raise RequestError for an address without a listener; Ray would try for minutes, then end the process."""
     match = re.fullmatch(r"(?:ray://)?(.+):(\d+)", address)
-    if match is None:  # "auto" and the like, which Ray looks up by itself
+    if match is None:  # such as "auto", which Ray resolves itself
         return
     try:
         socket.create_connection((match[1], int(match[2])), timeout=10).close()
@@ -72,7 +72,7 @@ def _knock(address: str, where: Text) -> None:
 
 
 def _start(ray: Any, address: str | None, cores: int | None) -> None:
-    """Connect to the cluster at `address` or RAY_ADDRESS, or start one of so many cores. Raises RequestError."""
+    """Connect to the cluster at `address` or RAY_ADDRESS, or start one with this many cores. Raises RequestError."""
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     where: Text = (Key("address"), f" {address}")
     if address is None and (address := os.environ.get("RAY_ADDRESS")) is not None:
@@ -92,7 +92,7 @@ def _start(ray: Any, address: str | None, cores: int | None) -> None:
 
 
 def _run(ray: Any, submit: Callable[[Any], Any], most: int, tasks: Iterable[Any]) -> Iterator[Any]:
-    """A `Run` with at most so many tasks submitted at once."""
+    """A `Run` that submits at most `most` tasks at a time."""
     queue, flying = iter(tasks), list[Any]()
     try:
         while True:
@@ -123,11 +123,11 @@ def _get(ray: Any, reference: Any) -> list[Any]:
 def open_engine(
     worker: TaskWorker, engine: str, address: str | None = None, workers: int | None = None
 ) -> Iterator[tuple[Run, int]]:
-    """What runs tasks in the block, on the engine of that name, and how many at a time. Raises RequestError where Ray
-    is missing, unreachable, or has no resources for a worker.
+    """Open the named engine; yields a `Run` and how many tasks it runs at a time. Raises RequestError if Ray is
+    missing, unreachable, or has too few resources for a worker.
     """
     if engine == "local":
-        yield lambda tasks: (finding for task in tasks for finding in worker.work(task)), 1
+        yield lambda tasks: (result for task in tasks for result in worker.work(task)), 1
         return
     ray = need("ray", (Key("engine"), " ray"))
     threads = worker.base.config.runtime.threads or 1

@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from fastcar_fpga import Comparison, Decisions, Preset
 
 OnBegin = Callable[[str, int, int], None]
-"""Receives what comes before the first token, "input" (frames to tokens) or "prompt", its work done and all of it."""
+"""Receives progress before the first token: "input" (frames to tokens) or "prompt", the work done, and the total."""
 
 
 class VideoPipeline:
     """A loaded model with the settings of a run; pipelines that are made from this one share `model`.
 
-    `tokens_per_frame` is N, `grid` the rows and columns of codes a frame. Calls from several threads run one after
-    another; a thread that uses `stream` or `videos` needs a pipeline of its own.
+    `tokens_per_frame` is N, `grid` the rows and columns of a frame's codes. Calls from several threads run one after
+    another; a thread that uses `stream` or `videos` needs its own pipeline.
 
     Example:
         >>> pipe = VideoPipeline.from_pretrained("table", tau=-2)
@@ -67,8 +67,8 @@ class VideoPipeline:
         load_seconds: float = 0.0,
         checkpoint: Checkpoint | None = None,
     ) -> None:
-        """Resolve what `config` leaves open; `settings` replace those that follow from it, not the recipe. `checkpoint`
-        is that of the model, if already open. Raises RequestError for what this model can't do.
+        """Resolve what `config` leaves open. `settings` replace the decode settings from `config`, but not the recipe;
+        `checkpoint`: the model's, if already open. Raises RequestError for settings that the model does not support.
         """
         self.model, self.config, self._load_seconds, self._checkpoint = model, config, load_seconds, checkpoint
         self.spec = spec = resolve.spec_in(model, config)
@@ -92,13 +92,13 @@ class VideoPipeline:
                 window = self.settings.draft.window
                 raise RequestError(said, key="draft.window", value=window, allowed=f"1 to {most}")
         self._lock, self._runs = threading.Lock(), list[Run]()
-        # By the number of videos, which decides what a pass takes.
+        # By the number of videos, which determines the time of a pass.
         self._windows: dict[int, DraftWindow] = {}
 
     @classmethod
     def from_pretrained(cls, model: str | Path, **options: Any) -> VideoPipeline:
-        """Load a model by name or folder; `options` are those of `fastcar generate`, as tau=-2 or kv_dtype="int8".
-        Raises RequestError for what can't be done here, and for an unknown option.
+        """Load a model by name or folder; `options` are those of `fastcar generate`, such as tau=-2, kv_dtype="int8".
+        Raises RequestError for unknown options and unsupported settings.
         """
         keys = {s.flag.strip("-").replace("-", "_"): s.key for s in settings().values() if s.flag is not None}
         if unknown := sorted(options.keys() - keys.keys()):
@@ -115,8 +115,8 @@ class VideoPipeline:
         on_load: Callable[[int, int], None] | None = None,
         checkpoint: Checkpoint | None = None,
     ) -> VideoPipeline:
-        """Load the model of a configuration for `videos` at once; `checkpoint` is that of the model, if already open.
-        `on_load(bytes, total)` reports the loading of a large model. Raises RequestError for what can't be done here.
+        """Load a configuration's model for `videos` videos at once; `checkpoint`: the model's, if already open.
+        `on_load(bytes, total)` reports progress for a large model. Raises RequestError for unsupported settings.
         """
         began = time.perf_counter()
         device, bundled = resolve.resolve_device(config.runtime.device), config.model in BUNDLED
@@ -145,7 +145,7 @@ class VideoPipeline:
         return self._checkpoint
 
     def batch_size(self, videos: int) -> int:
-        """How many of so many videos are decoded at once: what memory and the accelerator have room for."""
+        """How many of `videos` videos fit into one batch: memory, executor and accelerator limit them."""
         network, settings, rows = self.model.network, self.settings, self._rows
         if self._preset is not None:
             from fastcar_fpga import INDEX_BITS
@@ -158,7 +158,7 @@ class VideoPipeline:
 
     @property
     def _rows(self) -> int:
-        """Rows of the batch that a video takes."""
+        """Rows of the batch per video."""
         return 1 if self.settings.sampling.cfg == 1.0 else 2
 
     def notices(self, prompts: Sequence[Prompt]) -> list[str]:
@@ -180,10 +180,10 @@ class VideoPipeline:
         watch: Watch | None = None,
         on_begin: OnBegin | None = None,
     ) -> Iterator[Frame]:
-        """Decode one video a prompt, in batches that fit; frame t of all videos of a batch comes once it is decoded.
+        """Decode a video per prompt, in batches that fit; yields frame t of a batch's videos as soon as it is decoded.
 
-        A model that continues frames takes `Clip`s (see `clips_of`), and gives the first frames back through its
-        tokenizer. `on_step(done, total)` reports positions, `on_begin` what comes before, `watch` sees every block.
+        A model that continues frames takes `Clip`s (see `clips_of`), and yields their first frames as its tokenizer
+        reconstructs them. `on_step(done, total)` reports positions, `on_begin` the work before, `watch` every block.
         """
         if len(prompts) != len(seeds):
             raise ValueError(f"{len(prompts)} prompts, {len(seeds)} seeds")
@@ -192,7 +192,7 @@ class VideoPipeline:
         batches = range(0, len(prompts), size)
         total = len(batches) * self.settings.frames * self.tokens_per_frame
         for run in self._runs:
-            # A decode holds its executor, which holds it: its caches would wait for the garbage collector.
+            # A decode and its executor refer to each other, so its caches would wait for the garbage collector.
             if run.decode.done == run.decode.draws.tokens:
                 run.decode.release()
         self._runs = []
@@ -234,10 +234,10 @@ class VideoPipeline:
     @overload
     def __call__(self, prompt: list[Prompt], seed: SupportsIndex | None = None) -> list[Video]: ...
     def __call__(self, prompt: str | list[Prompt], seed: SupportsIndex | None = None) -> Video | list[Video]:
-        """Decode one video a prompt, a `str` being one; the first draws from `seed`, the others from the next ones.
+        """Decode a video per prompt (a `str` is one prompt) with the seeds `seed`, `seed` + 1, ...
 
-        The default seed is the configuration's, or random and in the report. A model that continues frames takes
-        `Clip`s. Raises RequestError for a prompt that the model does not take, and for a seed that is not a number.
+        The default seed is the configuration's, or a random one that the report names. A model that continues frames
+        takes `Clip`s. Raises RequestError for prompts that the model does not support and seeds that are not numbers.
         """
         prompts = [prompt] if isinstance(prompt, str) else prompt
         if not isinstance(prompts, (list, tuple)):
@@ -252,7 +252,7 @@ class VideoPipeline:
         return made[0] if isinstance(prompt, str) else made
 
     def play(self, frames: NDArray[np.uint8], seed: int = 0) -> World:
-        """A session that decodes a frame a step, as actions say, from frames uint8 [H, W, 3] or [n, H, W, 3] on.
+        """A session that decodes a frame per action, starting from frames uint8 [H, W, 3] or [n, H, W, 3].
 
         Example:
             >>> world = VideoPipeline.from_pretrained("table-actions").play(frame, seed=1)
@@ -274,7 +274,7 @@ class VideoPipeline:
         raise TypeError("a pipeline can't be pickled or copied: load the model in each process")
 
     def run(self, prompts: Sequence[Prompt], seeds: Sequence[int]) -> Decode:
-        """Decode as `stream` does, without the frames; returns the engine's state of the last batch."""
+        """Decode as `stream` does, and drop the frames; returns the engine's state of the last batch."""
         for _ in self.stream(prompts, seeds):
             pass
         return self._runs[-1].decode
@@ -303,7 +303,7 @@ class VideoPipeline:
         if self.spec.layout.prompt_frames and decode.prompts.aligned != self.spec.layout.prompt_tokens:
             frames = self.spec.frames_of(decode.prompts.aligned // decode.frame)
             said = f"the input has {frames} frames, the run continues from {self.context}"
-            raise RequestError(said, hint=(Key("context"), f" {frames}"))
+            raise RequestError(said, hint=("use ", Key("context"), f" {frames}"))
         texts = [str(p) for p in prompts]
         run = Run(decode, self.name, self.fps, texts, list(seeds), readings, self._load_seconds, self._preset)
         self._runs.append(run)
@@ -341,7 +341,7 @@ class VideoPipeline:
         return self._runs[-1].decode if self._runs else None
 
     def _run_of(self, video: int) -> tuple[Run, int]:
-        """The batch of a video and its index there. Raises ValueError before it is begun."""
+        """The batch of a video, and the video's index in it. Raises ValueError before it begins."""
         for run in self._runs:
             if video < len(run.prompts):
                 return run, video
@@ -354,16 +354,16 @@ class VideoPipeline:
         return np.concatenate([run.decode.codes.cpu().numpy() for run in self._runs])
 
     def recipe(self, prompt: Prompt, seed: int, ids: Sequence[int] = ()) -> dict[str, Any]:
-        """What makes a video again; `ids` are those of a prompt of frames."""
+        """The recipe that reproduces a video; `ids`: token ids of a prompt of frames."""
         return recipe_of(self.resolved, self.model, self.checkpoint.identity, prompt, seed, ids)
 
     def prompt_ids(self, video: int) -> tuple[int, ...]:
-        """Token ids of a video's prompt. Raises ValueError before its batch is begun."""
+        """Token ids of a video's prompt. Raises ValueError before its batch begins."""
         run, index = self._run_of(video)
         return run.readings[index].ids
 
     def decisions(self) -> Decisions:
-        """Replay decisions of the last batch, all its rows, whole frames only."""
+        """Replay decisions of all rows of the last batch, for complete frames."""
         return self._runs[-1].decisions()
 
     def emulated(self) -> Comparison | None:

@@ -28,12 +28,12 @@ from fastcar_cli.system.device import torch_defaults
 if TYPE_CHECKING:
     from fastcar_cli.models.checkpoint import Identity, LoadedModel
 
-ROOM = 128  # decoded frames, about, that the tables of a session have room for; then it begins new ones
-REACH = {"table-actions": 1.0}  # the largest number of an action either way, of models where it is known
+ROOM = 128  # about how many decoded frames the tables of a session hold; after these it begins new tables
+REACH = {"table-actions": 1.0}  # maximum absolute value of an action's numbers, by model
 
 
 class Ahead(NamedTuple):
-    """A frame that is decoded before its action is known: the action it expects, and what it has overwritten."""
+    """A frame decoded before its action is known: the expected action, and the replay state that it overwrote."""
 
     action: NDArray[np.float32]
     outputs: Tensor | None
@@ -45,20 +45,20 @@ class World:
     """A session of play: `step` decodes one frame.
 
     Attributes:
-        actions: those so far, float32 [A] each; the first ones lead from context frame to context frame.
+        actions: all so far, float32 [A] each; the first C - 1 lead from one context frame to the next.
         context: the context frames, uint8 [C, H, W, 3].
         hits: steps whose frame was decoded ahead.
-        reach: the largest number of an action either way, None where the model does not say.
+        reach: maximum absolute value of an action's numbers, or None if unknown.
 
     Raises:
-        RequestError: of a model without actions, a replay ratio, or frames that the model does not take.
+        RequestError: for a model without actions, a replay ratio, or frames of another shape.
 
     """
 
     def __init__(
         self, model: LoadedModel, run: RunConfig, settings: DecodeSettings, frames: NDArray[np.uint8], seed: int
     ) -> None:
-        """`frames` are uint8 [H, W, 3] or [n, H, W, 3] of the model's size; one that is missing repeats the first."""
+        """`frames` are uint8 [H, W, 3] or [n, H, W, 3] of the model's size; missing ones repeat the first."""
         self._model, self._network, self._resolved, self.spec = model, model.network, run, spec_in(model, run)
         self.seed, spec, context = seed, self.spec, self.spec.layout.context
         self.reach = REACH.get(model.name)
@@ -79,7 +79,7 @@ class World:
         self._numbers, self._windows = drawing(seed, spec.frame_spec.depth), DraftWindow(settings.draft.window)
         segment = segment_of(spec)
         self._overlap = 0 if spec.layout.prompt_frames else overlap(replace(settings, frames=segment))
-        # Whole contexts: tables end where the context rolls.
+        # Tables cover whole contexts, so they end where the context rolls.
         rolls = max(0, ROOM // segment - 1)
         self._settings = replace(settings, frames=segment + rolls * (segment - self._overlap), segment=segment)
         with torch_defaults(), torch.inference_mode():
@@ -93,7 +93,7 @@ class World:
         return self._network.to_bytes(self._decoder.frame(codes[None])).cpu().numpy()[0]
 
     def _tables(self, ids: list[int], given: Sequence[Tensor] = ()) -> Decode:
-        """A decode that begins with these ids, and then with the codes of some frames."""
+        """A `Decode` that begins with these ids and the `given` codes of frames."""
         settings, spec, size = self._settings, self.spec, self.spec.tokens_per_frame
         if self._codes:
             settings = replace(settings, rule=replace(settings.rule, first_frame=0))
@@ -111,7 +111,7 @@ class World:
         return decode
 
     def _make_room(self) -> None:
-        """Let the next frame have a place: roll the context, or begin new tables. No action is needed for it."""
+        """Make room for the next frame: roll the context, or begin new tables. This needs no action."""
         if self._frame - self._base == self._settings.frames:
             given, ids = self._codes[len(self._codes) - self._overlap :], list(self.ids)
             if self.spec.layout.prompt_frames:
@@ -125,7 +125,7 @@ class World:
             decode.step()
 
     def _run(self, action: NDArray[np.float32]) -> None:
-        """Decode the next frame as the action says."""
+        """Decode the next frame with this action."""
         decode, frame = self._decode, self._frame - self._base
         assert decode.prompts.conditions is not None
         decode.prompts.conditions[0, self.spec.layout.context - 1 + frame] = torch.from_numpy(action)
@@ -137,7 +137,7 @@ class World:
             decode.step()
 
     def ahead(self) -> bool:
-        """Decode the next frame for the last action, to be taken back if another comes; False where it can't be."""
+        """Decode the next frame with the last action; `step` undoes it for another action. False if impossible now."""
         decode = self._decode
         if self._ahead is not None or not self.actions or decode.cache.overwrites:
             return False
@@ -160,8 +160,8 @@ class World:
             replay.ages.copy_(ahead.ages)
 
     def checked(self, action: ArrayLike | Mapping[str, Any]) -> NDArray[np.float32]:
-        """An action as float32 [A]; it may be numbers by name (`Steering`). Raises RequestError for one of another
-        size, not finite or out of range.
+        """An action, which may be by name (`Steering`), as float32 [A]. Raises RequestError for a wrong size, and for
+        numbers that are not finite or out of range.
         """
         said = f"the action {str(action)[:80]}"
         if isinstance(action, Mapping) and (parts := self.spec.steering.parts):
@@ -178,9 +178,9 @@ class World:
         return wanted
 
     def step(self, action: ArrayLike | Mapping[str, Any]) -> tuple[NDArray[np.uint8], dict[str, Any]]:
-        """The frame that an action [A] leads to, uint8 [H, W, 3], and its seconds, passes, hit, codes and replayed.
+        """Decode the frame after an action [A]: uint8 [H, W, 3], and its seconds, passes, hit, codes and replayed.
 
-        `codes` are int64 [N, depth], `replayed` is the share of layers that replayed by code, float32 [rows, columns].
+        `codes` are int64 [N, depth]; `replayed` is the share of layers that replayed, by code, float32 [rows, columns].
         Raises RequestError as `checked` does.
         """
         began, wanted = time.perf_counter(), self.checked(action)
@@ -217,7 +217,7 @@ class World:
         return torch.cat(self._codes).numpy() if self._codes else np.zeros((0, self.spec.frame_spec.depth), np.int64)
 
     def recipe(self, identity: Identity) -> dict[str, Any]:
-        """What makes the frames so far again, by the model of this identity."""
+        """The recipe that reproduces the frames so far with the model of this identity."""
         frames = len(self.context) + self._frame
         made = self._resolved.generation.model_copy(update={"frames": frames, "context_policy": "roll"})
         clip = TokenisedClip(self.ids, np.stack([*self.actions, np.zeros(self.spec.conditions, np.float32)]))

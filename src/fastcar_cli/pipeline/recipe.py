@@ -1,4 +1,4 @@
-"""The recipe of a video: all settings that determine its tokens and look, without paths, device or threads."""
+"""The recipe of a video: all settings that determine its tokens and its file, without paths, device or threads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DECIDED = ("generation.seed", "generation.samples")
 
 
 def decides(key: str) -> bool:
-    """Whether a key decides a video's tokens or look."""
+    """Whether a key determines a video's tokens or its file."""
     return key.startswith((*_TAKEN, *_DECIDED))
 
 
@@ -37,7 +37,7 @@ def recipe_of(
     settings = {k: v for k, v in flat(run.to_dict()).items() if k.startswith(_TAKEN)}
     settings["runtime.dtype"] = loaded.network.weight_format
     if (run.generation.frames or 0) <= loaded.network.spec.continuing(run.generation.context).longest:
-        del settings["generation.context_policy"]  # nothing rolls: as recipes were before there was the key
+        del settings["generation.context_policy"]  # without a roll, as in recipes from before this key
     if not public_name(model):
         del settings["model"]
     recipe: dict[str, Any] = {"prompt": str(prompt), "seed": seed, "settings": nested(settings)}
@@ -68,11 +68,11 @@ def prompt_of(recipe: dict[str, Any], source: str) -> Prompt:
 
 
 def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-    """Dotted keys to read from a recipe, except the `given` ones, and notes for the user. Raises RequestError."""
+    """A recipe's settings by dotted key, except the `given` keys, and notes for the user. Raises RequestError."""
     settings = flat(current(recipe["settings"]))
     taken = {k: v for k, v in settings.items() if k.startswith(_TAKEN) and k not in given}
     model, preset = settings.get("model"), settings.get("backend.preset")
-    # Anybody can put files under another revision of a public repository, as a pull request.
+    # Anybody can add files to another revision of a public repository with a pull request.
     known = isinstance(model, str) and public_name(model) and re.fullmatch(r"[^@]+(@[0-9a-f]{40})?", model)
     if "model" not in given and not known:
         written = recipe.get("model")
@@ -89,7 +89,7 @@ def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> 
     taken = {k: base[k] for k in taken}
     later_wins(taken, given)
     if "generation.context_policy" not in given:
-        # Older versions had no other policy, and wrote none.
+        # Older versions had only this policy and did not write it.
         taken.setdefault("generation.context_policy", "stop")
     if "generation.seed" not in given:
         taken["generation.seed"] = recipe["seed"]
@@ -97,7 +97,7 @@ def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> 
     left = [
         k for k in settings if not k.startswith((*_TAKEN, *_DECIDED)) and k in defaults and settings[k] != defaults[k]
     ]
-    notes = [f"{source}: not taken from it, because it does not decide the tokens: {', '.join(left)}"] if left else []
+    notes = [f"{source}: keys that do not affect the tokens are ignored: {', '.join(left)}"] if left else []
     if recipe.get("version") != __version__:
         notes.append(f"{source} was made by fastcar {recipe.get('version')}, this is {__version__}: tokens may differ")
     return taken, notes

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Run:
-    """A decoded batch; times are wall seconds. `vision` is codes to pixels, `first_frame` and `total` include the
-    loading; `preset` is the accelerator of fpga-sim.
+    """A decoded batch, with times in wall seconds: `vision` is that of codes to pixels, `first_frame` and `total`
+    include loading. `preset`: the accelerator of fpga-sim.
     """
 
     decode: Decode
@@ -38,14 +38,14 @@ class Run:
     _emulated: tuple[int, Comparison] | None = field(default=None, init=False)
 
     def decisions(self) -> Decisions:
-        """Replay decisions of all rows in whole frames. Raises ValueError before one, RequestError after a roll."""
+        """Replay decisions of all rows, complete frames only. Raises ValueError without one, RequestError if rolled."""
         from fastcar_fpga import Decisions
 
         decode, settings = self.decode, self.decode.settings
         if decode.done < decode.frame:
             raise ValueError("no frame was decoded yet")
         if decode.rolls:
-            raise RequestError("replay decisions are those of one context, and it has rolled", hint="fewer frames")
+            raise RequestError("replay decisions need one context, but it has rolled", hint="use fewer frames")
         frames = decode.done // decode.frame
         passes = frames * decode.frame - 1
         bits = np.zeros((decode.model.spec.decoder.layers, decode.rows, passes), dtype=bool)
@@ -70,7 +70,7 @@ class Run:
         )
 
     def _windows(self, tokens: int) -> Windows | None:
-        """The passes up to that many final tokens of every video; None where each took one."""
+        """The passes up to this many final tokens of every video; None if each pass took one token."""
         from fastcar_fpga import Windows
 
         decode, replay = self.decode, self.decode.replay

@@ -24,7 +24,7 @@ from fastcar_cli.models.checkpoint import Checkpoint, LoadedModel, empty_network
 from fastcar_cli.models.network import Layout, Spec
 
 SMALL_MODEL_THREADS = 2
-"""Threads of the native kernels for a bundled model: its products are too short to share among more."""
+"""Threads of the native kernels for a bundled model, whose matrix products are too small for more."""
 
 DRAFT_WINDOW = 16
 PROMPT_TOKENS = 64
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 def resolve(model: LoadedModel, config: RunConfig) -> RunConfig:
-    """Fill in the model's choice for all but `generation.seed`. Raises RequestError for what it can't do."""
+    """Fill in the model's defaults, except `generation.seed`. Raises RequestError for settings it does not support."""
     spec, own, replay, draft = spec_in(model, config), model.defaults, config.replay, config.draft
     frames = spec.frames if config.generation.frames is None else config.generation.frames
     one_context = model.name not in BUNDLED or config.backend.name == "fpga-sim"
@@ -113,7 +113,7 @@ def given(value: T | None) -> T:
 def memory_plans(
     config: RunConfig, *, videos: int = 1, device: str | None = None, checkpoint: Checkpoint | None = None
 ) -> dict[str, MemoryPlan]:
-    """The memory of a run by dtype, from the shapes of the model alone."""
+    """Memory plans of a run by dtype, from the model's shapes alone."""
     device = device or resolve_device(config.runtime.device)
     checkpoint = checkpoint or open_model(config.model, config.runtime.tokenizer)
     spec = checkpoint.spec.sized(config.size).continuing(config.generation.context)
@@ -133,22 +133,22 @@ def memory_plans(
 
 
 def spec_in(model: LoadedModel, config: RunConfig) -> Spec:
-    """The model's specification, continuing from what the configuration says."""
+    """The model's specification for the configured number of context frames."""
     return model.network.spec.continuing(config.generation.context)
 
 
 def decoded_frames(spec: Spec, frames: int) -> int:
-    """Latent frames that are decoded for a video of so many frames, context frames included."""
+    """Number of latent frames to decode for a video of `frames` frames, context frames included."""
     return 1 + (frames - 1) // spec.frame_spec.per_latent - spec.layout.context
 
 
 def segment_of(spec: Spec) -> int:
-    """Latent frames that are decoded before a rolling context rolls: those of training, or of all positions."""
+    """Number of latent frames to decode before the context rolls: as many as in training, or as positions allow."""
     return decoded_frames(spec, min(spec.frames, spec.longest))
 
 
 def _check_frames(name: str, spec: Spec, frames: int, rolls: bool) -> None:
-    """Refuse ends within a latent frame and, unless the context rolls, more frames than positions."""
+    """Raise RequestError for incomplete latent frames and, unless the context rolls, for more frames than positions."""
     context, step = spec.frames_of(spec.layout.context), spec.frame_spec.per_latent
     least, longest = context + step if context else 1, max(spec.longest, frames * rolls)
     allowed = f"{least} to {longest}" if step == 1 else ", ".join(map(str, range(least, longest + 1, step)))
@@ -158,20 +158,20 @@ def _check_frames(name: str, spec: Spec, frames: int, rolls: bool) -> None:
         said = f"the model {name!r} was trained on {spec.frames} frames and has no position for more"
     elif frames > longest:
         tokens = (spec.layout.prefix or 0) + (frames - spec.layout.context) * spec.tokens_per_frame
-        said = f"{tokens} tokens, the model {name!r} has {spec.decoder.max_positions} positions"
+        said = f"needs {tokens} tokens, but the model {name!r} has {spec.decoder.max_positions} positions"
     elif frames >= least:
         said = f"the model {name!r} makes {step} frames at once"
     else:
-        said = f"the model {name!r} takes {context} as context"
-    hint = (Key("context_policy"), " roll continues") if frames > longest else None
+        said = f"the model {name!r} takes {context} of them as context"
+    hint = ("continue with ", Key("context_policy"), " roll") if frames > longest else None
     raise RequestError(said, key="frames", value=frames, allowed=allowed, hint=hint)
 
 
 def _check_ratio(config: RunConfig, frames: int, layout: Layout) -> None:
-    """Refuse a replay ratio that this many decoded frames can't reach. Raises RequestError."""
+    """Raise RequestError for a replay ratio that this many decoded frames can't reach."""
     replay = config.replay
     dense = () if replay.eligible == "all" else layout.delimiters
-    # Where prompts hold frames, the first decoded one may replay.
+    # If prompts contain frames, the first decoded frame may replay.
     first = max(replay.first_frame, not layout.prompt_frames)
     most = max_ratio(frames, layout.stride, replay.max_age, dense, first)
     if replay.ratio is not None and replay.ratio > most:
@@ -193,7 +193,7 @@ def _draft_length(config: RunConfig, frame: int) -> int:
 
 
 def resolve_device(device: str) -> str:
-    """The torch device of a request; `auto` takes a GPU where there is one. Raises RequestError for others."""
+    """The torch device of a setting; `auto` selects CUDA if available. Raises RequestError for a missing device."""
     if not re.fullmatch(DEVICES, device):
         raise RequestError("unknown", key="device", value=device, allowed="auto, cpu, cuda, cuda:N, mps, xpu, xpu:N")
     if device == "auto":
@@ -211,5 +211,5 @@ def resolve_device(device: str) -> str:
 
 
 def plain_option(value: Any) -> Any:
-    """An option as the command line has it, where Python has a type for it: a path, a dtype or a device."""
+    """A path, dtype or device as the command line writes it; other values unchanged."""
     return str(value).removeprefix("torch.") if isinstance(value, (Path, torch.dtype, torch.device)) else value

@@ -1,4 +1,4 @@
-"""The prompts' KV cache in a file, so that several runs of one input compute the prefill once."""
+"""Saves the prompts' KV cache to a file, so that several runs with one input compute the prefill once."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _PARTS = ("keys", "values", "outputs")
 
 
 class PrefillFile:
-    """A safetensors file, for `Decode.saved`: written where there is none, else read. Its metadata name what decides
-    its numbers. Raises RequestError for a file of another batch, RunError when writing.
+    """A safetensors file for `Decode.saved`, read if it exists, otherwise written. Its metadata list all that its
+    values depend on. Raises RequestError for a file of another batch, RunError if a write fails.
     """
 
     def __init__(self, path: Path, decode: Decode, weights: str) -> None:
@@ -48,7 +48,7 @@ class PrefillFile:
         self._tensors: dict[str, Tensor] = {}
 
     def _opened(self) -> Any:
-        said = "does not hold a saved KV cache"
+        said = "does not contain a saved KV cache"
         try:
             file: Any = safe_open(str(self._path), framework="pt", device=str(self._decode.model.device))
             metadata = file.metadata() or {}
@@ -58,7 +58,7 @@ class PrefillFile:
                     return file
                 said = "is damaged"
             elif other != "format":
-                said = f"was saved with another {other}"
+                said = f"was saved with a different {other}"
         except (SafetensorError, OSError, ValueError) as e:
             said = f"{said}: {e}"
         hint = "give another name, or delete the file"
@@ -76,11 +76,11 @@ class PrefillFile:
             keys, values, outputs = (self._file.get_tensor(f"{layer}.{part}") for part in _PARTS)
             decode.fill(layer, keys, values, outputs)
             decode.observers.prefilled(layer + 1, layers)
-        # A view would hold the whole file mapped.
+        # A view would keep the whole file mapped.
         return self._file.get_tensor("hidden").clone()
 
     def take(self, layer: int, keys: Tensor, values: Tensor, outputs: Tensor) -> None:
-        """Collect what a layer makes of the prompts."""
+        """Collect a layer's keys, values and MLP outputs for the prompts."""
         tensors = (keys, values, outputs[:, outputs.shape[1] - self._last :])
         for part, tensor in zip(_PARTS, tensors, strict=True):
             self._tensors[f"{layer}.{part}"] = tensor.to("cpu", copy=True)

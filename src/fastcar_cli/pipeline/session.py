@@ -1,4 +1,4 @@
-"""A session of play with its files: an actions file that grows by a line a frame, and the video when it is saved."""
+"""A play session with its files: an actions file with a line per frame, and the video once it is saved."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from fastcar_cli.pipeline.pipeline import VideoPipeline
     from fastcar_cli.pipeline.play import World
 
-IN_MEMORY = 2**26  # bytes of frames that wait in memory for the video; more wait in a temporary file
+IN_MEMORY = 2**26  # maximum bytes of unsaved frames in memory; more go to a temporary file
 
 
 class PlaySession:
-    """A world whose frames and actions are written.
+    """A world that writes its frames and actions to files.
 
     Attributes:
-        steered: how a player steers.
-        path: the video's file; its name gets a number if it is taken when the first frame is decoded.
-        first: the frames that it began with, uint8 [n, H, W, 3]; `newest` has the last ones.
-        seconds: of each step.
+        steered: how players steer this model.
+        path: the video's file; its name gets a number if it exists when the first frame is decoded.
+        first: the frames that it began with, uint8 [n, H, W, 3]; `newest` contains the last ones.
+        seconds: time of each step.
 
     """
 
     def __init__(self, pipe: VideoPipeline, frames: NDArray[np.uint8], seed: int, path: Path) -> None:
-        """As `VideoPipeline.play`. Raises RequestError."""
+        """See `VideoPipeline.play`. Raises RequestError."""
         self.first, self._wanted = frames, path
         self._begin(pipe, pipe.play(frames, seed))
 
@@ -50,7 +50,7 @@ class PlaySession:
         self._actions: TextIO | None = None
 
     def restart(self, *, seed: int | None = None, here: bool = False, changes: dict[str, Any] | None = None) -> None:
-        """Save and begin anew, from the first frames or the newest (`here`). Raises RequestError, RunError."""
+        """Save, then begin again from the first frames or the newest (`here`). Raises RequestError, RunError."""
         pipe = self.pipe.with_config(self.pipe.config.changed(changes)) if changes else self.pipe
         world = pipe.play(np.stack(self.newest) if here else self.first, self.world.seed if seed is None else seed)
         self.save()
@@ -63,16 +63,16 @@ class PlaySession:
 
     @property
     def actions_path(self) -> Path:
-        """The actions file: CSV, a line a step, as `fastcar play --actions` reads it."""
+        """The actions file: CSV with a line per step, as `fastcar play --actions` reads it."""
         return self.path.with_suffix(".csv")
 
     def ahead(self, action: ArrayLike) -> None:
-        """Decode the next frame ahead if its action is to be that of the last one."""
+        """Decode the next frame ahead if `action` equals the last one."""
         if self.decoded and np.array_equal(self.world.actions[-1], action):
             self.world.ahead()
 
     def step(self, action: ArrayLike) -> tuple[NDArray[np.uint8], dict[str, Any]]:
-        """As `World.step`, with its action written. A signal waits. Raises RequestError, RunError of a full disk."""
+        """Like `World.step`; also appends the action to the CSV file. Raises RequestError, RunError for a full disk."""
         self.world.checked(action)
         with uninterrupted():
             try:
@@ -98,7 +98,7 @@ class PlaySession:
         raise AssertionError("names do not end")
 
     def save(self) -> None:
-        """Write the video so far where it has new frames, over an earlier one of this session. Raises RunError."""
+        """Write the video so far if it has new frames; replaces an earlier file of this session. Raises RunError."""
         if self.decoded == self._saved:
             return
         recipe, shape = self.world.recipe(self.pipe.checkpoint.identity), self.newest[-1].shape
@@ -112,7 +112,7 @@ class PlaySession:
         self._saved = self.decoded
 
     def statistics(self) -> dict[str, Any]:
-        """Numbers of the session so far: steps, share of hits, tokens a pass, p50 and p99 of the seconds of a step."""
+        """Statistics of the session so far: steps, share of hits, tokens per pass, p50 and p99 of seconds per step."""
         steps, world = max(1, self.decoded), self.world
         p50, p99 = np.percentile(self.seconds, [50, 99]).tolist() if self.seconds else (None, None)
         tokens = self.decoded * world.spec.tokens_per_frame

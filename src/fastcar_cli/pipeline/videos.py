@@ -23,8 +23,8 @@ class Frame:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Video:
-    """A finished video: pixels uint8 [frames, height, width, 3], frames a second. `report` is what `fastcar generate
-    --json` prints of it; `recipe`, which `save` writes too, makes it again.
+    """A finished video: pixels uint8 [frames, height, width, 3], frames per second. `report` is the document that
+    `fastcar generate --json` prints; `recipe`, which `save` also writes, reproduces the video.
     """
 
     frames: NDArray[np.uint8]
@@ -33,7 +33,7 @@ class Video:
     recipe: dict[str, Any]
 
     def save(self, path: str | Path, scale: int = 1) -> Path:
-        """Write or replace an MP4, GIF or folder of PNGs, `scale` times as large. Raises RequestError."""
+        """Write or replace an MP4, GIF or folder of PNGs, enlarged `scale` times. Raises RequestError."""
         from fastcar_cli.media import open_writer
 
         with open_writer(Path(path), fps=self.fps, scale=scale, recipe=self.recipe) as writer:
@@ -46,7 +46,7 @@ class Video:
         return f"Video({self.recipe['prompt']!r}, seed {self.recipe['seed']}: {count} frames of {width} x {height})"
 
     def _repr_html_(self) -> str:
-        """The video as a GIF of at least 256 pixels a side, as notebooks show it."""
+        """A GIF for notebooks, enlarged until its longer side has at least 256 pixels."""
         with tempfile.TemporaryDirectory() as folder:
             file = self.save(Path(folder) / "video.gif", max(1, -(-256 // max(self.frames.shape[1:3]))))
             data = base64.b64encode(file.read_bytes()).decode()
