@@ -344,7 +344,7 @@ def test_sections_without_keys_and_dotted_keys_of_a_file(run: Run, tmp_path: Pat
     (tmp_path / "a.yaml").write_text("replay:\n  # tau: -2\nvideo: {fps: 8}\n")
     assert load_config(str(tmp_path / "a.yaml")).video.fps == 8
     for text, said in (
-        ("replay.tau: -2", "'tau' below 'replay:' is one"),
+        ("replay.tau: -2", "write 'tau' below 'replay:'"),
         ("replay: 3", "allowed: a mapping of keys"),
         ("replay: {1: 2}", "unknown key 'replay.1'"),
     ):

@@ -169,7 +169,7 @@ def test_bad_requests_end_in_one_panel(run: Run, tmp_path: Path, case: str) -> N
     [
         ("replay: {tua: -2}", "did you mean 'replay.tau'"),
         ("replay: [", "not valid YAML"),
-        ("7", "needed: a mapping"),
+        ("7", "expected a mapping"),
         ("\x00", "byte 0 is zero"),
     ],
 )

@@ -91,7 +91,7 @@ def test_there_are_presets() -> None:
         ("replay: {gate: both}", "'row' or 'pair'"),
         ("backend: {name: fpga}", "'torch'"),
         ("replay: {tau: [1, 2", "not valid YAML"),
-        ("- 1\n- 2", "needed: a mapping"),
+        ("- 1\n- 2", "expected a mapping"),
         ("replay: 5", "replay 5: not allowed"),
         ("model: mini\nmodel: mini", "is given twice"),
         ("sampling: {top_p: 0}", "greater than 0"),

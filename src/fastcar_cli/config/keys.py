@@ -1,4 +1,4 @@
-"""Configuration keys by section, for help and docs too. None: the model's preference, which the pipeline resolves."""
+"""Configuration keys by section, also for help and docs. The pipeline replaces None by the model's default."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def setting(
 ) -> Any:
     """A key with its default, meaning and limits; with `ge` alone the maximum is LARGEST.
 
-    `flag`: its option, "" for the key's name, None for none. `by_model`: the default is the model's. `unset`: what
-    another default of None means. `common`: the help of `generate` shows the option, beside `fastcar config --keys`.
+    `flag`: its option; "" uses the key's name, None adds no option. `by_model`: the default is the model's. `unset`:
+    the meaning of any other default of None. `common`: the help of `generate` lists the option.
     """
     text = "the model's" if by_model else unset if default is None else str(default)
     extra: Any = {"flag": flag, "default": text, "by_model": by_model, "common": common}
@@ -129,7 +129,7 @@ def _read_window(value: Any) -> Any:
 
 
 class DraftKeys(Section):
-    """Drafts: several tokens per pass, with the same video."""
+    """Drafts, which decode the same video with several tokens per pass."""
 
     kind: choices.Draft | None = setting(
         None,
@@ -181,7 +181,9 @@ class RuntimeKeys(Section):
 
     device: str = setting("auto", "device: auto, cpu, cuda, cuda:N; mps or xpu, in plain torch", pattern=DEVICES)
     dtype: choices.Dtype = setting("auto", "format of the weights; a converted model's is fixed", common=True)
-    pixel_dtype: choices.PixelDtype = setting("float32", "dtype of the pixel decoder; bfloat16 for video tokenizers")
+    pixel_dtype: choices.PixelDtype = setting(
+        "float32", "dtype of the pixel decoder; bfloat16 only for Cosmos-Predict1 and RLVR-World"
+    )
     tokenizer: str | None = setting(
         None, "folder of a tokenizer that is not in the model's folder", unset="one beside it", min_length=1
     )

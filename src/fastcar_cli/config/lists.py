@@ -9,20 +9,20 @@ from typing import TypeVar
 
 from fastcar_cli.errors import RequestError
 
-MOST = 1_000_000  # maximum videos of a list, and cells of a sweep
+MOST = 1_000_000  # maximum number of videos in a list, and of cells in a sweep
 
 T = TypeVar("T")
 
 
 def digits(text: str) -> str:
-    """A number's text. Raises ValueError for grouped digits (1_000) and other scripts, which `float` accepts."""
+    """The given number, unchanged. Raises ValueError for grouped digits (1_000) and other scripts, unlike `float`."""
     if "_" in text or not text.isascii():
         raise ValueError(text)
     return text
 
 
 def each_of(option: str, text: str, read: Callable[[str], T], what: str, allowed: str) -> tuple[T, ...]:
-    """Values of a comma-separated text. Raises RequestError for a value that `read` refuses, or a repeated one."""
+    """Values of comma-separated text. Raises RequestError for a value that `read` refuses, and for a repeated one."""
     values: list[T] = []
     for part in (p.strip() for p in text.split(",")):
         if not part:

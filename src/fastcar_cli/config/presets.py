@@ -22,12 +22,12 @@ _SCALARS = {
     "int": "[-+]?[0-9]+",
     "float": _NUMBER,
 }
-"""Plain scalars by tag, as in the core schema of YAML 1.2 but for 0o17 and 0x1f, which are texts."""
+"""Plain scalars by tag, as in the core schema of YAML 1.2, except that 0o17 and 0x1f are strings."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that reads scalars as YAML 1.2 does and refuses aliases, and a key given twice. PyYAML alone reads YAML
-    1.1, where 1e-1 is a text, 0123 is 83, 1:30 is 90 and `no` is false.
+    """A safe loader for YAML 1.2 scalars that refuses aliases and repeated keys. PyYAML alone reads YAML 1.1, in which
+    1e-1 is a string, 0123 is 83, 1:30 is 90 and `no` is false.
     """
 
     yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {}  # type: ignore[misc]
@@ -66,12 +66,12 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping
 
 
 def parse_yaml(text: str) -> Any:
-    """Plain data of a YAML text. Raises ValueError with a message of one line."""
+    """Parse YAML to plain data. Raises ValueError with a one-line message."""
     try:
         return yaml.load(text, Loader=_Loader)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    # For some scalars and keys PyYAML passes on Python's own errors.
+    # For some scalars and keys PyYAML raises Python's own errors.
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as e:
         raise ValueError(" ".join(str(e).split())) from None
 
@@ -93,7 +93,7 @@ def fpga_presets() -> list[str]:
 
 
 def read_preset(what: str, name: str, names: Sequence[str], folder: Path) -> tuple[dict[str, Any], Path]:
-    """The mapping in FOLDER/NAME.yaml, or in the file of a path, and its path. `what` begins a RequestError."""
+    """The mapping in FOLDER/NAME.yaml, or in the file at path NAME, and the file's path. Errors begin with `what`."""
     path = Path(name)
     if "/" not in name and path.suffix not in (".yaml", ".yml"):
         if name not in names:
@@ -108,5 +108,5 @@ def read_preset(what: str, name: str, names: Sequence[str], folder: Path) -> tup
         raise RequestError(f"{what} {name} is not valid YAML: {e}") from None
     data = {} if data is None else data
     if not isinstance(data, dict):
-        raise RequestError(f"{what} {name}: the top level is a {type(data).__name__}, needed: a mapping of keys")
+        raise RequestError(f"{what} {name}: the top level is a {type(data).__name__}, expected a mapping of keys")
     return data, path

@@ -35,7 +35,7 @@ class RunConfig(keys.Section):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: Text | None = "configuration") -> RunConfig:
-        """Validate plain data. Raises RequestError for keys of `where`, or without it for parameters of the caller."""
+        """Validate plain data. Raises RequestError with the key in `where`, or without it the caller's parameter."""
         try:
             return cls.model_validate(current(data))
         except ValidationError as e:
@@ -54,7 +54,7 @@ class RunConfig(keys.Section):
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """(height, width) of the frames in pixels; None: the model's own."""
+        """(height, width) of the frames in pixels, or None for the model's size."""
         if self.generation.size is None:
             return None
         width, height = self.generation.size.split("x")
@@ -70,12 +70,12 @@ PREFIX = "FASTCAR_"
 OTHERS = ("FASTCAR_KERNELS_ISA", "FASTCAR_GOLDEN", "FASTCAR_GOLDEN_FRAMES", "FASTCAR_GOLDEN_LATENTS")
 """Environment variables of the native kernels and the tests, which are not settings."""
 SERVICES = re.compile(r"_SERVICE_(HOST|PORT)(_\w+)?=|_PORT_\d+_\w+=|_PORT=\w+://")
-"""Variables with values as Kubernetes sets them for a service named fastcar..."""
+"""Variables that Kubernetes sets for a service whose name begins with fastcar."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A key as help texts, errors and docs show it: `kind` its type on the command line, `values` its words."""
+    """A key as help texts, errors and docs show it. `kind`: its type on the command line; `values`: allowed words."""
 
     key: str
     kind: type
@@ -89,7 +89,7 @@ class Setting:
 
     @property
     def help(self) -> str:
-        """Its meaning with the allowed words."""
+        """The meaning with the allowed words."""
         *others, last = self.values or ("",)
         return f"{self.meaning} ({', '.join(others)} or {last})" if others else self.meaning
 
@@ -113,7 +113,7 @@ def _settings_of(model: type[BaseModel], prefix: str) -> Iterator[Setting]:
             continue
         more: Any = field.json_schema_extra
         words = choices.values(kind)
-        # The command line passes text to keys that parse text.
+        # The command line passes strings to keys that parse strings.
         read = any(isinstance(m, BeforeValidator) for m in field.metadata)
         number = next((k for k in (bool, int, float) if k in (kind, *get_args(kind)) and not read), str)
         # Such as "whole number >= 1"; very large limits are left out.
@@ -139,7 +139,7 @@ class _Shown(reprlib.Repr):
 
 
 def shown(value: Any) -> str:
-    """A text, or another value's representation, shortened in the middle if long."""
+    """A string itself, or the repr of another value, shortened in the middle if long."""
     text = _Shown().repr(value)
     return value if isinstance(value, str) and len(value) < _Shown.maxstring - 2 else text
 
@@ -149,7 +149,7 @@ def _unknown(where: Text | None, key: str, allowed: Sequence[str]) -> RequestErr
     near = difflib.get_close_matches(key, allowed, n=1, cutoff=0.5) or [k for k in allowed if k.endswith(f".{last}")]
     section = key.rpartition(".")[0]
     if key in near:
-        return RequestError(f"unknown key {shown(key)!r}", where=where, hint=f"'{last}' below '{section}:' is one")
+        return RequestError(f"unknown key {shown(key)!r}", where=where, hint=f"write '{last}' below '{section}:'")
     hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sorted(settings()))}"
     return RequestError(f"unknown key {shown(key)!r}", where=where, hint=hint)
 
@@ -162,7 +162,7 @@ def _explain(error: ValidationError, where: Text | None) -> RequestError:
     known = [*keys, *{k.split(".")[0] for k in keys}]
     if problem["type"] in ("extra_forbidden", "invalid_key"):
         return _unknown(where, ".".join(location), known)
-    # pydantic appends the member of a union that failed; only what is a key of ours is shown.
+    # pydantic appends the union member that failed; errors show only the part that is a known key.
     paths = [".".join(location[:n]) for n in range(len(location), 0, -1)]
     key = next((path for path in paths if path in known), paths[-1])
     allowed: str | None = re.sub("^(Value error, |(Input|String) should (be|have) )", "", problem["msg"])
@@ -212,7 +212,7 @@ def current(data: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class GivenKey:
-    """A value of a dotted key, the beginning of errors about it, and its source as `config --where` prints it."""
+    """A dotted key with its value, the beginning of errors about it, and its source as `config --where` prints it."""
 
     key: str
     value: Any
@@ -254,8 +254,8 @@ def load_sources(
     flags: Mapping[str, Any] | None = None,
     below: Sequence[Layer] = (),
 ) -> tuple[RunConfig, dict[str, str]]:
-    """Merge over the defaults `below`, a preset or YAML file, `key=value` overrides and flags; the later wins. Also
-    returns the source of each key that is given. Raises RequestError that names it, the value and what is allowed.
+    """Merge the layers `below`, a preset or YAML file, `key=value` overrides and flags over the defaults; later ones
+    win. Also returns the source of each given key. Raises RequestError with the key, its value and what is allowed.
     """
     layers = [*below, *([] if name is None else [file_layer(name, f"--config {name}")])]
     layers.append([_override(override) for override in overrides])
@@ -276,7 +276,7 @@ def load_config(
     flags: Mapping[str, Any] | None = None,
     below: Sequence[Layer] = (),
 ) -> RunConfig:
-    """The run that `load_sources` merges, without the sources."""
+    """Merge as `load_sources` does, but return only the configuration."""
     return load_sources(name, overrides, flags, below)[0]
 
 

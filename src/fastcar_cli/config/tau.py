@@ -12,7 +12,7 @@ from fastcar_cli.config.lists import digits
 from fastcar_cli.errors import RequestError
 
 Plain = float | str | None
-ALLOWED = "a number such as -2, 'off', or a list with one of these a layer"
+ALLOWED = "a number such as -2, 'off', or a list with one of these per layer"
 """The values that `Tau.read` accepts, for errors."""
 
 
@@ -24,7 +24,7 @@ def _number(value: Any) -> float:
         number = float("nan" if value is True else digits(text) if text else value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    # Such as nan, and 1e999.
+    # For example nan and 1e999.
     if math.isnan(number) or (math.isinf(number) and text[-1:].isdigit()):
         raise ValueError(ALLOWED)
     return number
@@ -38,8 +38,8 @@ class Tau:
 
     @classmethod
     def read(cls, given: Any) -> Tau:
-        """A threshold as people and files write it: a Tau, a number, `off`, None or false (off), the text of one, or a
-        list of these, one a layer, also as text with commas. Raises ValueError with ALLOWED for anything else.
+        """Parse a threshold: a Tau; a number or its text; `off`, None or False for dense decoding; or one of these per
+        layer, as a list or comma-separated text. Raises ValueError with ALLOWED for anything else.
         """
         if isinstance(given, Tau):
             return given
