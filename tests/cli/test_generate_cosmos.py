@@ -203,7 +203,7 @@ def test_wrong_requests(run: Run, model: str, texted: str, tmp_path: Path) -> No
     _refused(run(*begun, "--frames", "20"), "makes 8 frames at once", "17, 25, 33")
     _refused(run(*begun, "--frames", "41"), "33 frames")
     _refused(run(*begun, "--context", "5"), "1 or 9")
-    _refused(run(*_begun(model, tmp_path, 5)), "has 5 frames", "needed: 9 context frames")
+    _refused(run(*_begun(model, tmp_path, 5)), "has 5 frames", "expected 9 context frames")
     _refused(run(*begun, "--size", "65x48"), "multiples of 16 up to 1024x640")
     _refused(run("generate", "a ball", "--model", model), "takes no text")
     _refused(run(*_begun(texted, tmp_path)), "no text embedding", "--text-embedding FILE")

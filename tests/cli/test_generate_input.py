@@ -88,7 +88,7 @@ def test_the_context_alone_will_do(run: Run, free: str, tmp_path: Path) -> None:
     report = _report(run("generate", "--model", free, "--input", folder, "--frames", "4", "--json", "-o", "out"))
     assert report["video"]["frames"] == 4 and report["input"]["frames"] == [0, 1]
     done = run("generate", "--model", free, "--input", folder, "--frames", "4", "--truth", "-o", "other")
-    assert done.returncode == 2 and "has 2 frames, needed: 4" in done.stderr
+    assert done.returncode == 2 and "has 2 frames, expected 4" in done.stderr
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ WRONG = {
     "a red ball": "the prompt 'a red ball': the model * takes no text, it continues from 2 frames",
     "": "no input given: the model * continues from 2 frames",
     "--input gone.mp4": "--input gone.mp4: there is no such file or folder",
-    "--input short --frames 16": "has 3 frames, needed: 16, or at least the 2 context frames",
+    "--input short --frames 16": "has 3 frames, expected 16, or at least the 2 context frames",
     "--input long --actions moves.csv": "takes no actions",
     "--input text.mp4": "is not a video or an image",
     "--input long --frames 1": "--frames 1: the model",
@@ -172,7 +172,7 @@ WRONG = {
     "--input long --cfg 3": "--cfg 3: the model * has no guidance",
     "--input long --actions gone.csv": "--actions gone.csv: there is no such file",
     "--input long --input short --actions a --actions b --actions c": "3 files for 2 inputs",
-    "--input long --goal --actions moves.csv": "--goal and --actions exclude each other",
+    "--input long --goal --actions moves.csv": "--goal and --actions can't be used together",
     "--truth": "--truth has no effect without --input",
     "--step 2": "--step has no effect without --input",
 }
@@ -205,8 +205,8 @@ def _refused(done: Any, message: str) -> None:
     ("arguments", "message"),
     [
         ("--input long", "needs actions: 3 numbers for each of 3 frames but the last"),
-        ("--input long --actions moves.csv", "row 0 has 2 numbers, the model takes 3 a frame"),
-        ("--input long --actions few.csv", "has 1 rows, needed: 2, one for each of 3 frames but the last"),
+        ("--input long --actions moves.csv", "row 0 has 2 numbers, the model takes 3 per frame"),
+        ("--input long --actions few.csv", "has 1 rows, expected 2: one for each of 3 frames but the last"),
         ("--input long --actions broken.npz", "is not an npz file, or a damaged one"),
         ("--input long --actions moves.txt", "unknown suffix '.txt'"),
     ],

@@ -116,12 +116,12 @@ def test_bins_at_their_edges() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ([[0.0] * 7], "row 0 has 7 numbers, the model takes 13 a frame"),
-        ([[0.0] * 12], "row 0 has 12 numbers, the model takes 13 a frame"),
+        ([[0.0] * 7], "row 0 has 7 numbers, the model takes 13 per frame"),
+        ([[0.0] * 12], "row 0 has 12 numbers, the model takes 13 per frame"),
         ({"action_bins": [[0] * 12 + [256]]}, "row 0 has bins that are not whole numbers from 0 to 255"),
         ([{"world_vector": [0, 0, 0]}], "has no 'gripper_closedness_action'"),
         ({**_by_name(MOVES), "speed": [[1.0]] * 12}, "has an unknown 'speed'"),
-        ({**_by_name(MOVES), "world_vector": [[1.0]] * 12}, r"'world_vector' has shape \[12, 1\], needed: 3 numbers"),
+        ({**_by_name(MOVES), "world_vector": [[1.0]] * 12}, r"'world_vector' has shape \[12, 1\], expected 3 numbers"),
         ({**_by_name(MOVES), "world_vector": [[1.0, 2, 3]]}, "unequal numbers of frames"),
     ],
 )
@@ -184,7 +184,7 @@ def test_what_is_changed_is_said_once(folder: Path, run: Run) -> None:
 
 def test_fewer_frames_than_the_context_are_refused(folder: Path, run: Run) -> None:
     done = run(*_begun(_model(folder, "single"), 3, "-o", "a.mp4"))
-    assert done.returncode == 2 and "has 3 frames, needed: 5, or at least the 4 context frames" in done.stderr
+    assert done.returncode == 2 and "has 3 frames, expected 5, or at least the 4 context frames" in done.stderr
 
 
 def test_folders_that_are_not_a_model(folder: Path, tmp_path: Path) -> None:

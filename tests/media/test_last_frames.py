@@ -69,10 +69,10 @@ def test_other_parts_of_a_clip(tmp_path: Path, changes: dict[str, int], frames: 
 @pytest.mark.parametrize(
     ("count", "changes", "why"),
     [
-        (5, {}, "has 5 frames, needed: 9 context frames"),
-        (14, {"start": 8}, "has 14 frames, needed: 17 for 9 frames from index 8"),
-        (14, {"whole": True}, "has 14 frames, needed: 33$"),
-        (1, {"whole": True}, "has 1 frame, needed: 33$"),
+        (5, {}, "has 5 frames, expected 9 context frames"),
+        (14, {"start": 8}, "has 14 frames, expected 17 for 9 frames from index 8"),
+        (14, {"whole": True}, "has 14 frames, expected 33$"),
+        (1, {"whole": True}, "has 1 frame, expected 33$"),
     ],
 )
 def test_too_few_frames_are_refused_in_one_sentence(

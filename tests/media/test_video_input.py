@@ -78,7 +78,7 @@ def test_frames_by_start_and_step(count: int, frames: int, context: int, start: 
             assert list(clip.indices) == there == clip.frames[:, 0, 0, 0].tolist()
         else:
             with pytest.raises(
-                RequestError, match=f"has {count} frames?, needed: {start + (frames - 1) * step + 1}\\b"
+                RequestError, match=f"has {count} frames?, expected {start + (frames - 1) * step + 1}\\b"
             ):
                 read_clip(file, wanted)
 
@@ -94,14 +94,14 @@ def test_a_clip_that_is_too_short_says_what_would_do(tmp_path: Path) -> None:
     file = _written(tmp_path / "a.mp4", _frames(3))
     with pytest.raises(RequestError) as e:
         read_clip(file, _wanted(frames=16))
-    assert str(e.value) == f"`input` {file}: has 3 frames, needed: 16, or at least the 2 context frames"
+    assert str(e.value) == f"`input` {file}: has 3 frames, expected 16, or at least the 2 context frames"
     assert e.value.hint == "give a longer clip, or `frames` 3"
     for apart, need in (
         ({"start": 2}, "18 for 16 frames from index 2"),
         ({"step": 3}, "46 for 16 frames with stride 3"),
         ({"start": 1, "step": 2}, "32 for 16 frames from index 1 with stride 2"),
     ):
-        with pytest.raises(RequestError, match=f"has 3 frames, needed: {need}, or at least the 2"):
+        with pytest.raises(RequestError, match=f"has 3 frames, expected {need}, or at least the 2"):
             read_clip(file, _wanted(frames=16, **apart))
 
 
@@ -109,7 +109,7 @@ def test_a_picture_is_a_context_of_one_frame(tmp_path: Path) -> None:
     Image.fromarray(_frames(1, 40, 30)[0]).save(tmp_path / "a.jpg")
     clip = read_clip(tmp_path / "a.jpg", _wanted(context=1))
     assert clip.frames.shape == (1, 32, 32, 3) and clip.source_size == (40, 30)
-    with pytest.raises(RequestError, match="has 1 frame, needed: 4, or at least the 2 context frames"):
+    with pytest.raises(RequestError, match="has 1 frame, expected 4, or at least the 2 context frames"):
         read_clip(tmp_path / "a.jpg", _wanted())
 
 
@@ -257,7 +257,7 @@ def test_any_bytes_are_a_request_error(data: bytes, start: bytes, suffix: str) -
 @pytest.mark.parametrize("name", ["gone.mp4", "https://example.org/a.mp4", "empty"])
 def test_nothing_there(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RequestError, match="no such file or folder|holds no image"):
+    with pytest.raises(RequestError, match="no such file or folder|contains no image"):
         read_clip(tmp_path / name, _wanted())
 
 
@@ -364,7 +364,7 @@ def test_rows_of_the_clip_or_of_the_input(count: int, frames: int, start: int, s
     with tempfile.TemporaryDirectory() as folder:
         file = _table(Path(folder) / "a.csv", table)
         if rows[-2] >= count:
-            with pytest.raises(RequestError, match=f"has {count} rows, needed: {frames - 1}"):
+            with pytest.raises(RequestError, match=f"has {count} rows, expected {frames - 1}"):
                 read_actions(file, 2, wanted)
             return
         found = read_actions(file, 2, wanted)
@@ -375,12 +375,12 @@ def test_rows_of_the_clip_or_of_the_input(count: int, frames: int, start: int, s
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.csv", "1,2\n3,x\n", "line 2 has 'x', needed: numbers"),
+        ("a.csv", "1,2\n3,x\n", "line 2 has 'x', expected numbers"),
         ("a.csv", "1,2,3\n" * 4, "row 0 has 3 numbers, the model takes 2"),
         ("a.csv", "1,2\n1\n", "row 1 has 1 numbers"),
-        ("a.csv", "1,2\n", "has 1 rows, needed: 3, one for each of 4 frames but the last"),
+        ("a.csv", "1,2\n", "has 1 rows, expected 3: one for each of 4 frames but the last"),
         ("a.csv", "", "has 0 rows"),
-        ("a.csv", "0x1,0x0\n1,2\n1,2\n1,2\n", "line 1 has '0x1', needed: numbers"),
+        ("a.csv", "0x1,0x0\n1,2\n1,2\n1,2\n", "line 1 has '0x1', expected numbers"),
         ("a.csv", "1,2\n,\n1,2\n1,2\n", "line 2 has no numbers"),
         ("a.csv", "1,nan\n" * 4, "not finite"),
         ("a.csv", "1,1e39\n" * 4, "not finite"),

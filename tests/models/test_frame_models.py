@@ -318,7 +318,7 @@ def test_other_wrong_requests(free: Path) -> None:
         trace(model, inputs=clip(), actions=moves(), tau=None)
     for data, said in (
         ({"sampling": {"cfg": 3.0}}, "has no guidance"),
-        ({"generation": {"frames": 1}}, "`frames` 1: the model 'free' takes 1 as context"),
+        ({"generation": {"frames": 1}}, "`frames` 1: the model 'free' takes 1 of them as context"),
         ({"generation": {"frames": 90}}, "1024 positions"),
     ):
         with pytest.raises(RequestError, match=said):
@@ -327,8 +327,8 @@ def test_other_wrong_requests(free: Path) -> None:
         ({"inputs": clip(1)}, "no frames after the model's context"),
         ({}, "one of them is needed"),
         ({"prompts": ["a ball"], "inputs": clip()}, "one of them is needed"),
-        ({"inputs": clip()[0]}, r"needed: \[rows, S, H, W, 3\]"),
-        ({"inputs": clip().astype(float)}, "needed: uint8"),
+        ({"inputs": clip()[0]}, r"expected \[rows, S, H, W, 3\]"),
+        ({"inputs": clip().astype(float)}, "expected uint8"),
         ({"inputs": clip(), "codes": torch.full((1, 20), 3)}, r"needed: \[1, T \* 17, 1\]"),
         ({"inputs": clip(), "codes": torch.full((1, 17), 142)}, "from 0 to 141"),
         ({"inputs": clip(), "cfg": 2.0}, "has no guidance"),
@@ -336,7 +336,7 @@ def test_other_wrong_requests(free: Path) -> None:
     ):
         with pytest.raises(RequestError, match=said):
             trace(model, tau=None, **given)
-    with pytest.raises(RequestError, match="takes a text, not frames"):
+    with pytest.raises(RequestError, match="takes text, not frames"):
         trace(load("mini"), inputs=clip(), codes=torch.zeros(1, 64, 2, dtype=torch.int64), tau=None)
 
 

@@ -1,6 +1,6 @@
 """Actions from .npz, .npy, CSV, TSV or JSON files: one row of numbers per frame.
 
-Of a model whose numbers have names (`ActionPart`), files may hold them by name, as RLDS does, or as bins of ids.
+If a model names the numbers of an action (`ActionPart`), files may contain them by name, as RLDS does, or as bins.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from fastcar_cli.system.plain_data import parse_json
 
 Rows = NDArray[np.float32]
 
-KEYS = ("action", "actions")  # of the actions in an .npz file (the first one is iVideoGPT's) or in a JSON object
-BINNED = "action_bins"  # of bins 0 to 255 in place of numbers; in a CSV file the names of the columns begin with `bin`
+KEYS = ("action", "actions")  # keys of actions in an .npz file (the first one is iVideoGPT's) or in a JSON object
+BINNED = "action_bins"  # key of bins 0 to 255 instead of numbers; in a CSV file, column names begin with `bin`
 
 _ALLOWED = ".npz, .npy, .csv, .tsv or .json"
 _LIKE_A_NUMBER = re.compile(r"[-+.]?\d|[-+]?(?:nan|inf)", re.I)
@@ -36,10 +36,10 @@ _TABLE = TypeAdapter(list[list[float]], config=ConfigDict(strict=True))
 def read_actions(path: Path, width: int, wanted: Sequence[int] | None = None, parts: Sequence[ActionPart] = ()) -> Rows:
     """The actions of a clip, float32 [S, width]; without `wanted` all rows of the file.
 
-    width: numbers an action has. wanted: which frames of the input make the clip (S of them), in rising order. A file
-    of S or S - 1 rows is the clip's own; of a longer one, whose rows are those of the input's frames, the rows `wanted`
-    are taken. The last frame's action may be missing and is zero then. `parts` are the names of the numbers. Raises
-    RequestError that says what does not fit.
+    width: numbers per action. wanted: indices of the clip's S frames in the input, ascending. A file with S or S - 1
+    rows has a row per frame of the clip. A longer file has a row per frame of the input, and the rows `wanted` are
+    used. The last frame's action may be missing and is then zero. parts: names of the numbers. Raises RequestError if
+    the file does not fit.
     """
     if not path.is_file():
         kind = "is a pipe or a device" if path.exists() else "there is no such file"
@@ -62,7 +62,7 @@ def read_actions(path: Path, width: int, wanted: Sequence[int] | None = None, pa
 def actions_in(
     path: Path, width: int, wanted: Sequence[int] | None, parts: Sequence[ActionPart] = (), *, own: bool = True
 ) -> Rows:
-    """As `read_actions`, from an .npz or .npy file. With `own` it is the input itself: its rows are its frames'."""
+    """Like `read_actions`, for an .npz or .npy file. With `own` it is the input itself, with a row per input frame."""
     needed, option, keys = f"[frames, {width}]", "input" if own else "actions", _keys_in(path)
     if named := [part.name for part in parts if part.name in keys]:
         what: Text = (Key(option), f" {path}")
@@ -89,8 +89,8 @@ def has_actions(path: Path, parts: Sequence[ActionPart] = ()) -> bool:
 
 
 def joined(named: Mapping[str, Any], parts: Sequence[ActionPart], what: Text) -> NDArray[np.float64]:
-    """Actions by name, each [S, n], or [n] of one action, as float64 [S, width]; single numbers may be bare.
-    Raises RequestError for names that are missing or unknown, and for other shapes.
+    """Concatenate actions by name, each [S, n], or [n] for one action, to float64 [S, width]; a single number needs no
+    list. Raises RequestError for missing and unknown names, and for other shapes.
     """
     widths, arrays = {part.name: len(part.low) for part in parts}, dict[str, NDArray[np.float64]]()
     missing = [part.name for part in parts if part.name not in named and not part.optional]
@@ -104,7 +104,7 @@ def joined(named: Mapping[str, Any], parts: Sequence[ActionPart], what: Text) ->
             array = np.zeros((0, 0, 0))
         array = array.reshape(-1, 1) if widths[name] == 1 and array.ndim < 2 else np.atleast_2d(array)
         if array.shape[1:] != (widths[name],):
-            said = f"{name!r} has shape {list(array.shape)}, needed: {widths[name]} numbers a frame"
+            said = f"{name!r} has shape {list(array.shape)}, expected {widths[name]} numbers per frame"
             raise RequestError(said, where=what)
         arrays[name] = array
     if len(frames := {*map(len, arrays.values())}) > 1:
@@ -113,7 +113,7 @@ def joined(named: Mapping[str, Any], parts: Sequence[ActionPart], what: Text) ->
 
 
 def _centres(table: Sequence[Any] | NDArray[Any], what: Text, parts: Sequence[ActionPart]) -> list[Any]:
-    """Numbers in the middle of bins 0 to 255; rows of another width unchanged. Raises RequestError for other bins."""
+    """The centres of bins 0 to 255; rows of another width stay unchanged. Raises RequestError for other bins."""
     low, high = ranges_of(parts)
     rows = [np.asarray(row, np.float64) for row in table]
     for index, row in enumerate(rows):
@@ -123,10 +123,10 @@ def _centres(table: Sequence[Any] | NDArray[Any], what: Text, parts: Sequence[Ac
 
 
 def _csv(text: str, what: Text, frames: int) -> list[list[float]]:
-    """Rows of numbers between commas, semicolons or tabs, of so many frames; the first line may name the columns.
+    """Rows of numbers separated by commas, semicolons or tabs, for `frames` frames; the first line may name columns.
 
-    Names are words, or 0, 1, 2, ... as pandas writes them. Raises RequestError where these may be numbers too. Empty
-    lines and those that begin with # are skipped, and so are lines without numbers at the end.
+    Names are words, or 0, 1, 2, ... as pandas writes them. Raises RequestError if these may also be a row of numbers.
+    Empty lines, lines that begin with #, and lines without numbers at the end are skipped.
     """
     lines = ["" if line.lstrip().startswith("#") else line for line in text.split("\n")]
     first = next((line for line in lines if line.strip()), "")
@@ -149,7 +149,7 @@ def _csv(text: str, what: Text, frames: int) -> list[list[float]]:
             try:
                 float(digits(cell))
             except ValueError:
-                raise RequestError(f"line {number} has {cell[:40]!r}, needed: numbers", where=what) from None
+                raise RequestError(f"line {number} has {cell[:40]!r}, expected numbers", where=what) from None
         rows.append([float(cell) for cell in cells])
     if len(rows) < 2 or names != [*map(str, range(len(rows[0])))]:
         return rows
@@ -162,8 +162,8 @@ def _csv(text: str, what: Text, frames: int) -> list[list[float]]:
 
 
 def _json(text: str, what: Text, parts: Sequence[ActionPart]) -> Any:
-    """A list with a list of numbers per frame, at the top level or under the key `action`; or actions by name, of all
-    frames or a frame, each of which may be under that key too.
+    """A list of numbers per frame, at the top level or under the key `action`; or numbers by name, for all frames or
+    per frame, which may also be under that key.
     """
     try:
         data = parse_json(text)
@@ -178,32 +178,32 @@ def _json(text: str, what: Text, parts: Sequence[ActionPart]) -> Any:
     try:
         table = _TABLE.validate_python(data)
     except ValidationError:
-        hint = "such as [[0.1, 0], [0.2, 0]]"
+        hint = "write a list per frame, such as [[0.1, 0], [0.2, 0]]"
         raise RequestError("is not a list of lists of numbers", where=what, hint=hint) from None
     return _centres(table, what, parts) if bins else table
 
 
 def _inner(data: Any) -> Any:
-    """What an object has under the key of actions, if any."""
+    """The value under the key of actions if an object has it, otherwise the data."""
     return next((data[k] for k in KEYS if k in data), data) if isinstance(data, dict) else data
 
 
 def _fit(
     table: Sequence[Any] | NDArray[Any], what: Text, width: int, wanted: Sequence[int] | None, *, own: bool
 ) -> Rows:
-    """Rows of the clip's frames out of a table, checked."""
+    """Select the rows of the clip's frames from a table, and check them."""
     if wanted is None:
         return _fit(table, what, width, range(len(table) + 1), own=False)[:-1]
     for index, row in enumerate(table):
         if len(row) != width:
-            raise RequestError(f"row {index} has {len(row)} numbers, the model takes {width} a frame", where=what)
+            raise RequestError(f"row {index} has {len(row)} numbers, the model takes {width} per frame", where=what)
     frames = len(wanted)
     direct = not own and len(table) in (frames, frames - 1)
     chosen = range(frames) if direct else wanted
     # The last frame's action is never used.
     if len(table) <= chosen[max(frames - 2, 0)]:
-        need = f"{frames - 1}, one for each of {frames} frames but the last"
-        raise RequestError(f"has {len(table)} rows, needed: {need}", where=what)
+        need = f"{frames - 1}: one for each of {frames} frames but the last"
+        raise RequestError(f"has {len(table)} rows, expected {need}", where=what)
     out = np.zeros((frames, width), np.float32)
     with np.errstate(over="ignore"):
         for at, index in enumerate(chosen[: frames - (chosen[-1] >= len(table))]):

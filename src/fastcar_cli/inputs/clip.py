@@ -20,27 +20,27 @@ from fastcar_cli.inputs.prompt import ActionPart, Clip
 from fastcar_cli.media.reader import Image8, Image8OrFloat, frames_of
 from fastcar_cli.system.files import MOST_TEXT, read_arrays, require_regular, why_unread
 
-Pixels = NDArray[np.float32]  # of a frame, float32 [H, W, 3] in 0 .. 1
+Pixels = NDArray[np.float32]  # a frame, float32 [H, W, 3] in 0 .. 1
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be read for a model."""
+    """The part of an input that a model needs."""
 
     model: str
     frames: int  # S, context and prediction together
     context: int  # C
     height: int
     width: int
-    actions: int = 0  # how many numbers an action has, 0 for none
-    parts: tuple[ActionPart, ...] = ()  # what they are
-    repeats: bool = False  # an input of one frame stands for the C frames, between which no action is used
-    short: bool = False  # any number of frames from C on will do
-    start: int | None = None  # of the input; None: the first, or with `last` the last ones
-    step: int = 1  # of the input
-    whole: bool = False  # all S frames have to be there, else C will do
-    goal: bool = False  # the last one comes first (iVideoGPT inference/predict.py)
-    last: bool = False  # only C frames are read unless `whole`, cropped to the model's size
+    actions: int = 0  # numbers per action, 0 without actions
+    parts: tuple[ActionPart, ...] = ()  # names and ranges of these numbers
+    repeats: bool = False  # an input of one frame is repeated C times, without actions in between
+    short: bool = False  # any number of frames from C to S is enough
+    start: int | None = None  # index of the first frame in the input; None: 0 or, with `last`, counted from the end
+    step: int = 1  # stride in the input
+    whole: bool = False  # all S frames are required, otherwise C are enough
+    goal: bool = False  # the last frame comes first (iVideoGPT inference/predict.py)
+    last: bool = False  # frames are cropped to the model's size, and only C are read unless `whole`
 
     @property
     def most(self) -> int:
@@ -56,8 +56,8 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """A part of an input: `clip` has float32 frames of the model's size, actions, and the file's name. `indices` are
-    its frames in the input, from 0; `source_size` is height and width before resizing.
+    """A part of an input. `clip`: float32 frames of the model's size, actions, and the file's name; `indices`: of its
+    frames in the input, from 0; `source_size`: height and width before resizing.
     """
 
     clip: Clip
@@ -66,7 +66,7 @@ class Excerpt:
 
     @cached_property
     def frames(self) -> Image8:
-        """Its frames rounded to uint8, for display and comparison."""
+        """The frames rounded to uint8, for display and comparison."""
         return np.rint(255 * self.clip.frames).astype(np.uint8)
 
 
@@ -92,7 +92,7 @@ def read_clip(path: Path, wanted: Wanted, actions: Path | None = None, key: str 
 
 
 def _chosen(path: Path, wanted: Wanted, key: str | None) -> tuple[list[tuple[int, Pixels]], tuple[int, int], int]:
-    """The available wanted frames with their indices, resized; their original size; the number of frames."""
+    """The wanted frames that exist, resized, with their indices; their original size; the number of frames read."""
 
     def fit(image: Image8OrFloat) -> Pixels:
         if wanted.last:
@@ -100,7 +100,7 @@ def _chosen(path: Path, wanted: Wanted, key: str | None) -> tuple[list[tuple[int
         return resized(image[None], wanted.height, wanted.width)[0]
 
     chosen: list[tuple[int, Pixels]] = []
-    # Counted back from the last frame, whose index is not known yet.
+    # Counted from the last frame, whose index is not known in advance.
     back = wanted.last and wanted.start is None
     ends: deque[tuple[int, Image8OrFloat]] = deque(maxlen=(wanted.most - 1) * wanted.step + 1)
     size, count = (0, 0), 0
@@ -130,7 +130,7 @@ def cropped(image: Image8OrFloat, height: int, width: int) -> Pixels:
 
 def resized(images: NDArray[Any], height: int, width: int) -> NDArray[np.float32]:
     """Frames [T, h, w, 3] of values 0 .. 255 as float32 [T, height, width, 3] in 0 .. 1, as iVideoGPT was trained.
-    Bilinear with antialias, without cropping: the aspect ratio is not kept (iVideoGPT inference/utils.py, NPZParser).
+    Bilinear with antialias, not cropped: the aspect ratio may change (iVideoGPT inference/utils.py, NPZParser).
     """
     x = torch.from_numpy(np.array(images, np.float32)).permute(0, 3, 1, 2) / 255.0
     if x.shape[2:] != (height, width):
@@ -161,14 +161,14 @@ def _too_short(path: Path, wanted: Wanted, count: int) -> RequestError:
         hint = ("give a longer clip, or a single image such as its last frame",)
     elif here > context:
         hint += (", or ", Key("frames"), f" {here}")
-    return RequestError(f"has {count} frame{'s' * (count != 1)}, needed: {need}", key="input", value=path, hint=hint)
+    return RequestError(f"has {count} frame{'s' * (count != 1)}, expected {need}", key="input", value=path, hint=hint)
 
 
 WORDS = 512  # rows of a text embedding, padding included
 
 
 def read_embedding(path: Path) -> NDArray[np.float32]:
-    """The one array [n, width] or [1, n, width] of a file with zeros up to [`WORDS`, width]. Raises RequestError."""
+    """The array [n, width] or [1, n, width] in a file, zero-padded to [`WORDS`, width]. Raises RequestError."""
     try:
         require_regular(path, MOST_TEXT)
         if path.suffix == ".safetensors":
@@ -179,7 +179,7 @@ def read_embedding(path: Path) -> NDArray[np.float32]:
             arrays = {key: tensor.float().numpy() for key, tensor in named}
         else:
             arrays = read_arrays(path)
-    except Exception as e:  # whatever a stranger's file makes zipfile, numpy and safetensors raise
+    except Exception as e:  # an untrusted file can make zipfile, numpy and safetensors raise anything
         reason = (isinstance(e, OSError) and e.strerror) or why_unread(e)
         raise RequestError(f"can't be read: {reason}", key="text_embedding", value=path) from None
     arrays = {key: array[0] if array.ndim == 3 and len(array) == 1 else array for key, array in arrays.items()}

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 
 class ActionPart(NamedTuple):
-    """Numbers of an action that have a name of their own: ranges of each, their unit, and whether zeros stand for them
-    where they are missing.
-    """
+    """Numbers of an action that share a name: their ranges and unit; missing `optional` ones are zero."""
 
     name: str
     low: tuple[float, ...]
@@ -30,18 +28,18 @@ class ActionPart(NamedTuple):
     optional: bool = False
 
     def __str__(self) -> str:
-        """Its name, ranges and unit."""
+        """The name, ranges and unit."""
         ranges = [f"{a:.4g} to {b:.4g}" for a, b in zip(self.low, self.high, strict=True)]
         return f"{self.name}: {', '.join(dict.fromkeys(ranges))} ({self.unit})"
 
 
 def ranges_of(parts: Sequence[ActionPart]) -> NDArray[np.float64]:
-    """The least and the largest value of each number of an action, [2, A]."""
+    """Minimum and maximum of each number of an action, [2, A]."""
     return np.concatenate([(part.low, part.high) for part in parts], 1)
 
 
 class _Input:
-    """Frames with a name, and actions, which are checked."""
+    """Frames with a name, and actions; the constructor checks them."""
 
     actions: NDArray[np.float32] | None
     name: str
@@ -49,9 +47,10 @@ class _Input:
     def __post_init__(self) -> None:
         actions = self.actions
         if actions is not None and (actions.ndim != 2 or not np.issubdtype(actions.dtype, np.floating)):
-            raise RequestError(f"{self.name}: actions are {actions.dtype} {list(actions.shape)}, needed: floats [S, A]")
+            said = f"{self.name}: actions are {actions.dtype} {list(actions.shape)}"
+            raise RequestError(f"{said}, expected floats [S, A]")
         if actions is not None and not np.isfinite(actions).all():
-            raise RequestError(f"{self.name}: actions hold NaN or infinite values")
+            raise RequestError(f"{self.name}: actions contain NaN or infinite values")
 
     def __str__(self) -> str:
         return self.name
@@ -59,20 +58,20 @@ class _Input:
 
 @dataclass(frozen=True, eq=False)
 class Clip(_Input):
-    """Frames of a video from its first on, and an action a frame; those after a model's context frames are ignored.
-    Raises RequestError for arrays of other shapes or numbers.
+    """The first frames of a video, and an action per frame; frames after a model's context are ignored. Raises
+    RequestError for other shapes, dtypes or values.
     """
 
     frames: NDArray[np.uint8] | NDArray[np.float32]  # uint8 [S, H, W, 3], or float32 in 0 .. 1
-    actions: NDArray[np.float32] | None = None  # float32 [S, A] or one row less: t leads from frame t to frame t + 1
-    name: str = "input"  # what to call it, such as its file
-    text: NDArray[np.float32] | None = None  # float32 [words, width], all of which are attended to
+    actions: NDArray[np.float32] | None = None  # float32 [S, A] or one row less: row t leads from frame t to t + 1
+    name: str = "input"  # its name in messages, such as the file's
+    text: NDArray[np.float32] | None = None  # text embedding float32 [tokens, width]; the model attends to every row
 
     def __post_init__(self) -> None:
         floats = self.frames.dtype == np.float32
         if self.frames.ndim != 4 or self.frames.shape[-1] != 3 or not (floats or self.frames.dtype == np.uint8):
             given = f"{self.frames.dtype} {list(self.frames.shape)}"
-            raise RequestError(f"{self.name}: frames are {given}, needed: uint8 [S, H, W, 3], or float32 in 0 .. 1")
+            raise RequestError(f"{self.name}: frames are {given}, expected uint8 [S, H, W, 3], or float32 in 0 .. 1")
         if floats and not ((self.frames >= 0) & (self.frames <= 1)).all():
             raise RequestError(f"{self.name}: float32 frames exceed 0 .. 1", hint="divide by 255, or give uint8")
         super().__post_init__()
@@ -80,7 +79,7 @@ class Clip(_Input):
 
 @dataclass(frozen=True, eq=False)
 class TokenisedClip(_Input):
-    """As a `Clip`, of which the context frames are ids of the model's tokenizer, as recipes hold them."""
+    """Like `Clip`, but with the context frames as ids of the model's tokenizer, as recipes store them."""
 
     ids: tuple[int, ...]
     actions: NDArray[np.float32] | None = None
@@ -94,7 +93,7 @@ Prompt = str | Clip | TokenisedClip  # a text, or the frames and actions for a m
 def text_of(prompt: Prompt, model: str = "the model") -> str:
     """The text of a prompt. Raises RequestError for a clip."""
     if not isinstance(prompt, str):
-        raise RequestError(f"{model} takes a text, not frames", hint="describe the video in a few words")
+        raise RequestError(f"{model} takes text, not frames", hint="describe the video in a few words")
     return prompt
 
 
@@ -120,7 +119,7 @@ class PromptReader(Protocol):
         """Token ids of a prompt. Raises RequestError for an invalid prompt."""
 
     def complete(self, reading: Reading, seed: int) -> Reading:
-        """The reading, completed by the seed where the prompt leaves something open and the model needs it."""
+        """The reading, completed with the seed if the prompt leaves open what the model needs."""
 
     def blank(self) -> tuple[int, ...]:
         """Ids of the blank prompt (the unconditional row)."""
@@ -143,9 +142,9 @@ def clips_of(inputs: Any, actions: Any = None) -> list[Clip]:
     frames = np.asarray(inputs)
     moves = None if actions is None else np.asarray(actions, dtype=np.float32)
     if frames.ndim != 5:
-        raise RequestError(f"inputs have shape {list(frames.shape)}, needed: [rows, S, H, W, 3]")
+        raise RequestError(f"inputs have shape {list(frames.shape)}, expected [rows, S, H, W, 3]")
     if moves is not None and (moves.ndim != 3 or len(moves) != len(frames)):
-        raise RequestError(f"actions have shape {list(moves.shape)}, needed: [{len(frames)}, S, A]")
+        raise RequestError(f"actions have shape {list(moves.shape)}, expected [{len(frames)}, S, A]")
     return [Clip(f, None if moves is None else moves[i], f"row {i}") for i, f in enumerate(frames)]
 
 
@@ -158,23 +157,23 @@ class Listed(NamedTuple):
 
 
 def prompts_in(file: Path, where: Text) -> Listed:
-    """The prompts of a text file, one a line, without empty lines and those that begin with #, or of JSON.
+    """Read the prompts of a text file, one per line except empty lines and lines that begin with #, or of JSON.
 
-    A .json file holds a list, a .jsonl file an entry a line: texts, or objects with "prompt_en" (VBench) or "prompt";
-    repeated ones count once there. Raises RequestError that begins with `where`.
+    A .json file contains a list, a .jsonl file an entry per line: strings, or objects with "prompt_en" (VBench) or
+    "prompt"; repeated ones count once. Raises RequestError with a message that begins with `where`.
     """
     text = read_text(file, where, "utf-8-sig")
     numbered = ((number, line.strip()) for number, line in enumerate(text.split("\n"), 1))
     lines = {number: line for number, line in numbered if line and not line.startswith("#")}
     if file.suffix.lower() in (".json", ".jsonl"):
         try:
-            # JSON from a pipe has no suffix.
+            # A piped JSON Lines text is copied to a .json file, so the content decides.
             by_line = file.suffix.lower() == ".jsonl" or (len(lines) > 1 and all(map(_is_json, lines.values())))
             entries = [parse_json(line) for line in lines.values()] if by_line else parse_json(text)
         except ValueError as e:
             raise RequestError(f"is not valid JSON: {e}", where=where) from None
         if not isinstance(entries, list):
-            raise RequestError(f"the top level is a {type(entries).__name__}, needed: a list", where=where)
+            raise RequestError(f"the top level is a {type(entries).__name__}, expected a list", where=where)
         texts = [_text(entry, i, where) for i, entry in enumerate(entries)]
         single = [*dict.fromkeys(texts)]
         listed = Listed(dict(enumerate(single, 1)), "prompt", len(texts) - len(single))

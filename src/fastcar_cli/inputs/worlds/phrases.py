@@ -21,7 +21,7 @@ _AFTER_IN = ("from", "and", "then", "while")
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 OUT_OF_PLACE = "~"
 _OBJECT_GROUPS = 3
-"""The first groups of attributes are the object's: size, color and shape; motion and background follow."""
+"""Number of groups that describe the object (size, color, shape); motion and background follow them."""
 
 
 @dataclass(eq=False, config=WHOLE)
@@ -47,7 +47,7 @@ class PhraseTokenizer:
         self._single = sorted({w for p in self._phrases for w in p}.difference(self.fillers))
         self._drawable = [t for t in self.vocabulary if t in self.phrases]
         self._attributes = {token for tokens in self.groups.values() for token in tokens}
-        # Notices and the decode read the same prompts.
+        # `notices` and the decode read the same prompts.
         self._read = lru_cache(maxsize=1024)(self.parse)
         self._alone = [p[0] for p in sorted(self._phrases) if len(p) == 1]
 
@@ -57,7 +57,7 @@ class PhraseTokenizer:
             raise ValueError(f"{other!r} is not a word of its vocabulary")
 
     def to_dict(self) -> dict[str, Any]:
-        """Its arguments as plain data."""
+        """The constructor's arguments as plain data."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def read(self, prompt: Prompt, on_progress: OnProgress | None = None) -> Reading:
@@ -65,7 +65,7 @@ class PhraseTokenizer:
         return self._read(text_of(prompt))
 
     def parse(self, text: str) -> Reading:
-        """As `read`; `read` caches the result."""
+        """Like `read`, which caches the result."""
         words = self._arranged(_words(text))
         tokens, unknown, i = list[str](), list[str](), 0
         while i < len(words):
@@ -86,7 +86,7 @@ class PhraseTokenizer:
         return Reading(self.ids_of(tokens), tuple(tokens), tuple(unknown))
 
     def _arranged(self, words: list[str]) -> list[str]:
-        """The words in reading order; a word without meaning at its position ends OUT_OF_PLACE."""
+        """Reorder the words for parsing; a word without meaning at its position gets the suffix OUT_OF_PLACE."""
         return words
 
     def _ends(self, words: Sequence[str], end: int) -> bool:
@@ -97,8 +97,8 @@ class PhraseTokenizer:
         return any(token is not None and token not in self._attributes for token in nexts)
 
     def complete(self, reading: Reading, seed: int) -> Reading:
-        """The reading with a value drawn from the seed for each open attribute, if it has any token. Attributes of the
-        object go before the prompt's tokens, motion and background after them.
+        """Choose a value with the seed for each attribute that the prompt leaves open, unless the prompt has no token.
+        Attributes of the object precede the prompt's tokens; motion and background follow them.
         """
         rng = random.Random(seed)
         before, after = list[str](), list[str]()
@@ -146,7 +146,7 @@ class PhraseTokenizer:
         return notices
 
     def conditions(self, prompts: Sequence[Prompt], frames: int) -> None:
-        """See `PromptReader`: nothing but the text."""
+        """See `PromptReader`: there are no conditions besides the text."""
 
 
 def _words(text: str) -> list[str]:

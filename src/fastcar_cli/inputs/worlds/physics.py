@@ -1,4 +1,4 @@
-"""Things of `table` in a prompt, and where they are in every frame: straight paths, bounces, elastic collisions."""
+"""Objects of `table` in a prompt, and their positions in every frame: straight paths, bounces, elastic collisions."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from fastcar_cli.system.plain_data import WHOLE, Number, Size
 STEP = 2  # pitch of the position grid in pixels
 SLANT, RISE = 0.6, 0.8  # sine and cosine of the camera's elevation: how long depth and height appear (orthographic)
 TURNS = 6  # steps of 15 degrees after which a turning object looks the same
-GRAVITY = 4  # acceleration in pixels per frame squared, as seen
+GRAVITY = 4  # acceleration in the image, in pixels per frame squared
 
 
 @dataclass
 class Body:
-    """What decides a thing's path."""
+    """The quantities that determine an object's path."""
 
-    reach: int  # px to what touches it
+    reach: int  # px from its centre to the point where another object touches it
     mass: int
     x: int = 0  # px on the ground at frame 0, to the right
     y: int = 0  # towards the viewer
-    vx: int = 0  # px a frame
-    vy: int = 0  # px a frame
+    vx: int = 0  # px per frame
+    vy: int = 0  # px per frame
     turn: int = 0  # steps of 15 degrees
-    spin: int = 0  # steps a frame
-    hop: int = 0  # px a frame as it leaves the ground
+    spin: int = 0  # steps per frame
+    hop: int = 0  # px per frame, upwards, when it leaves the ground
 
 
 @dataclass(frozen=True)
 class Pose:
-    """Where an object is in one frame: `x`, `y` on the ground (px), `z` above it, `turn` of 15 degrees each."""
+    """An object's pose in a frame: `x`, `y` on the ground and `z` above it (px), `turn` in steps of 15 degrees."""
 
     x: int
     y: int
@@ -43,7 +43,7 @@ class Pose:
 
 @dataclass(frozen=True)
 class Contact:
-    """Objects `first` and `second` touch in `frame`; from the next frame on their speeds have changed."""
+    """Objects `first` and `second` touch in `frame`; their new speeds apply from the next frame on."""
 
     frame: int
     first: int
@@ -51,12 +51,12 @@ class Contact:
 
 
 def contact_distance(reach: int, along_y: bool) -> int:
-    """Distance in px between two objects that touch side by side, or one behind the other; `reach` of both together."""
+    """Distance in px between two objects that touch side by side or, `along_y`, in depth; `reach`: sum of both."""
     return STEP * round(reach * SLANT / STEP) if along_y else reach
 
 
 def height(hop: int, t: int) -> int:
-    """Height in px, t frames into endless bounces at speed `hop`, of (2 hop + GRAVITY) / GRAVITY frames each."""
+    """Height in px after `t` frames of endless bounces at speed `hop`; a bounce takes (2 hop + GRAVITY) / GRAVITY."""
     if not hop:
         return 0
     t %= (2 * hop + GRAVITY) // GRAVITY
@@ -68,7 +68,7 @@ def _even(value: float) -> int:
 
 
 def _collide(a: Body, b: Body, va: int, vb: int) -> tuple[int, int]:
-    """Speeds after an elastic collision along one line, on the grid."""
+    """Speeds after an elastic collision along one line, rounded to the grid."""
     total = a.mass + b.mass
     after_a = ((a.mass - b.mass) * va + 2 * b.mass * vb) / total
     after_b = ((b.mass - a.mass) * vb + 2 * a.mass * va) / total
@@ -76,7 +76,7 @@ def _collide(a: Body, b: Body, va: int, vb: int) -> tuple[int, int]:
 
 
 def simulate(things: Sequence[Body], pan: int, frames: int) -> tuple[list[list[Pose]], list[Contact]]:
-    """Poses [things][frames] in px of the frame, and the contacts in order; `pan`: px a frame of the camera."""
+    """Poses [things][frames] in px of the frame, and the contacts in order; `pan`: the camera's px per frame."""
     x, y = [thing.x for thing in things], [thing.y for thing in things]
     v = [[thing.vx, thing.vy] for thing in things]
     paths: list[list[Pose]] = [[] for _ in things]
@@ -105,23 +105,23 @@ _LOOKS: Final = ("shape", "color", "material", "size")
 
 @checked_dataclass(frozen=True, config=WHOLE)
 class MapSpec:
-    """What placements are made of.
+    """The attributes of placements.
 
-    `meanings` is what each id of the vocabulary says of them, as "shape 2" or "across -4", or "": kinds are shape,
-    color, material, size; column and row (cells), right and down (steps in the cell), across and along (px a frame),
-    hop, spin, turned (steps of 15 degrees); floor, light, pan (px a frame) and shift (steps).
+    `meanings`: the attribute of each id in the vocabulary, such as "shape 2" or "across -4", or "". Kinds are shape,
+    color, material, size; column and row (cells), right and down (steps in the cell), across and along (px per frame),
+    hop, spin, turned (steps of 15 degrees); floor, light, pan (px per frame) and shift (steps).
     """
 
     meanings: tuple[str, ...]
-    reach: tuple[Size, ...]  # px from a thing's middle to what touches it beside it, by shape and then size
+    reach: tuple[Size, ...]  # px from an object's centre to one that touches it at its side, by shape, then size
     mass: tuple[Size, ...]  # by size
-    shadow: tuple[Number, Number]  # px (right, down) that a shadow moves for each px of height
+    shadow: tuple[Number, Number]  # px (right, down) that a shadow moves per px of height
     cell: Size  # px
-    period: Size  # px after which grounds repeat, both ways
-    hidden: Size  # units that join what is known of one object
+    period: Size  # px after which the ground repeats, in x and in y
+    hidden: Size  # hidden units that combine the attributes of one object
 
     def count(self, kind: str) -> int:
-        """Distinct values of a kind."""
+        """Number of values of a kind."""
         return 1 + max(int(m.split()[1]) for m in self.meanings if m.split()[:1] == [kind])
 
 
@@ -135,7 +135,7 @@ class _Thing(Body):
 
 @dataclass
 class Scenery:
-    """The placements of a prompt; without things if it has none."""
+    """The objects and the scene of a prompt; without objects if the prompt has no placement."""
 
     things: list[_Thing] = field(default_factory=list)
     floor: int = 0
@@ -145,7 +145,7 @@ class Scenery:
 
 
 def read_scenery(ids: Sequence[int], spec: MapSpec) -> Scenery:
-    """The placements in a prompt's ids: looks come before their thing, places after it."""
+    """The placements in a prompt's ids: attributes precede their object, its position and motion follow it."""
     scenery, placed = Scenery(), set()
     looks = dict.fromkeys(_LOOKS, 0)
     moves = {"across": "vx", "along": "vy", "hop": "hop", "spin": "spin", "turned": "turn"}

@@ -1,4 +1,4 @@
-"""Prompts of several objects to token ids; the seed completes attributes and places that a prompt leaves open."""
+"""Prompts with several objects to token ids; the seed chooses attributes and positions that a prompt leaves open."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from fastcar_cli.inputs.worlds.phrases import OUT_OF_PLACE, PhraseTokenizer
 from fastcar_cli.system.plain_data import WHOLE, Count, checked
 
 Placements = dict[str, list[list[list[Count]]]]
-"""Placements by signature: of each the ids of the tokens after every thing, and last of those after all."""
+"""Placements by signature: a placement lists the ids of the tokens after each object, then those at the end."""
 
 _SAID_OTHERWISE = {
     r"(?:camera )?pan(?:s|ning)? (?:(?:slowly|to|the) )*(left|right)": r"camera pans \1",
-    # Not "towards each other", which is more than that two things move.
+    # Not "towards each other", which says more than that two objects move.
     r"(hit|hitting|strike|striking|with|into|pass|passing) (?:each other|one another)": r"\1",
-    r"on marble": f"on marble{OUT_OF_PLACE}",  # a ground, not the thing that rolls
+    r"on marble": f"on marble{OUT_OF_PLACE}",  # the ground, not a marble that rolls
     r"(?:collid(?:es?|ing)|crash(?:es)?|bumps?)(?! with| into)": "hits",
 }
-"""What people write, and the words of it that the vocabulary has."""
+"""Phrases that people write, and the vocabulary's words for them."""
 
 _COUNTS = {"two": 2, "2": 2, "pair of": 2, "couple of": 2, "three": 3, "3": 3}
 
 
 @dataclass(eq=False, config=WHOLE)
 class PlacementTokenizer(PhraseTokenizer):
-    """Closed vocabulary of things, each of which has looks, and places that no word stands for.
+    """Closed vocabulary of objects with attributes, and of placements, which have no words.
 
-    `things` are the tokens that name a thing, `looks` what is said before each of them, `groups` what is said of the
-    whole, of which `usual` values go without saying. `layouts` are placements by `signature`; `only` has their tokens
-    that belong to some things alone, as a ball can't be turned.
+    things: tokens that name an object. looks: by attribute, the tokens that describe an object and precede it. groups:
+    by attribute, the tokens that describe the whole scene; usual: their default values. layouts: placements by
+    `signature`. only: for a token of a placement, the objects that may have it (a ball has no rotation).
     """
 
     things: Sequence[str]
@@ -65,7 +65,7 @@ class PlacementTokenizer(PhraseTokenizer):
         self._looks_after = re.compile(after)
         self._several = re.compile(rf"\b({thing})e?s\b")
         self._counted = re.compile(rf"\b({'|'.join(_COUNTS)}) ((?:(?:{look}) (?:and )?)*(?:{thing}))\b")
-        # A ground is no colour: "a gray cube".
+        # In "a gray cube" the word names a colour, not the ground.
         self._colour = re.compile(rf"(?<!on )(?<!onto )(?<!over )\b({ground})(?= (?:(?:{look}) )*(?:{thing})\b)")
         self._denied = re.compile(rf"\b(?:(?:does|do|is|are) not|(?:does|do|is|are)n't|never) (?:{motion})\b")
         self._most = max((k.split().count("thing") for k in self.layouts), default=0)
@@ -73,7 +73,7 @@ class PlacementTokenizer(PhraseTokenizer):
         self._deeds = set(self._drawable).difference(self.things, looks, self._attributes)
 
     def _arranged(self, words: list[str]) -> list[str]:
-        """The words with looks before their thing, as "a red ball" of "a ball that is red", and things one by one."""
+        """Put attributes before their object ("a red ball" for "a ball that is red"), and list objects one by one."""
         text = " ".join(words)
         for said, meant in _SAID_OTHERWISE.items():
             text = re.sub(rf"\b{said}\b", meant, text)
@@ -83,13 +83,13 @@ class PlacementTokenizer(PhraseTokenizer):
         return self._colour.sub(lambda m: " ".join(w + OUT_OF_PLACE for w in m[1].split()), text).split()
 
     def signature(self, tokens: Sequence[str]) -> str:
-        """What a prompt says but for looks: deeds and relations, `thing` for each thing, the first in front."""
+        """A prompt's actions and relations with `thing` for each object, rotated so that an object comes first."""
         said = ["thing" if t in self.things else t for t in tokens if t in self.things or t in self._deeds]
         first = said.index("thing") if "thing" in said else 0
         return " ".join(said[first:] + said[:first])
 
     def _nearest(self, signature: str) -> list[str] | None:
-        """The words of the nearest signature with a placement; None if it has its own or none is near."""
+        """The words of the closest signature with a placement; None if it has its own or none has as many objects."""
         wanted = signature.split()
         if signature in self.layouts or "thing" not in wanted:
             return None
@@ -97,14 +97,14 @@ class PlacementTokenizer(PhraseTokenizer):
 
         def likeness(words: list[str]) -> tuple[float, float]:
             said, here = Counter(wanted), Counter(words)
-            # That a thing stands still changes least.
+            # An object that stands still changes the scene least.
             differs = sum(0.5 if word == "still" else 1 for word in ((said - here) + (here - said)).elements())
             return -differs, SequenceMatcher(None, wanted, words).ratio()
 
         return max(near, key=likeness, default=None)
 
     def _planned(self, tokens: Sequence[str]) -> tuple[str, ...]:
-        """The tokens as the nearest scene with a placement says them: with its deeds in its order."""
+        """The tokens with the actions of the closest scene that has a placement, in that scene's order."""
         scene = self._scene(self.signature(tokens))
         if scene is None:
             return tuple(tokens)
@@ -126,7 +126,7 @@ class PlacementTokenizer(PhraseTokenizer):
         around: Mapping[str, str],
         placement: Sequence[Sequence[str]],
     ) -> list[str]:
-        """The tokens with looks before each thing, a placement after it and what is `around`, where they lack these."""
+        """Add what the tokens lack: `looks` before each object, its placement after it, and the scene `around`."""
         out: list[str] = []
         said: list[str] = []
         known, places = iter(looks), iter(placement)
@@ -144,8 +144,8 @@ class PlacementTokenizer(PhraseTokenizer):
         return [*out, *next(places, ())]
 
     def complete(self, reading: Reading, seed: int) -> Reading:
-        """The reading with open looks, surroundings and a placement drawn from the seed. A prompt without a placement
-        is read as the nearest with one; one of no token or too many stays as it is.
+        """Choose missing attributes, scene and placement with the seed. A prompt without a stored placement is replaced
+        by the closest prompt that has one. A prompt without known tokens, or with too many, is returned unchanged.
         """
         rng = random.Random(seed)
         said = self._planned(reading.tokens)
@@ -161,7 +161,7 @@ class PlacementTokenizer(PhraseTokenizer):
         return Reading(self.ids_of(tokens), tuple(tokens), reading.unknown, tuple(drawn.elements()))
 
     def notices(self, prompt: Prompt, model: str) -> list[str]:
-        """As its base, and the replacement for a scene without placement. Raises for no or too many objects."""
+        """Like the base class, and a note on a replaced scene. Raises RequestError for no or too many objects."""
         notices = super().notices(prompt, model)
         text = text_of(prompt, f"the model {model!r}")
         reading = self.read(text)
@@ -174,7 +174,7 @@ class PlacementTokenizer(PhraseTokenizer):
             raise RequestError(said, hint=f"{unknown}objects: {', '.join(self.things)}")
         if (said := " ".join(self._planned(tokens))) != " ".join(tokens):
             unplaced = " ".join(tokens)
-            notices.append(f"the model {model!r} has no placement for {unplaced!r} and draws the nearest: {said!r}")
+            notices.append(f"the model {model!r} has no placement for {unplaced!r}; it draws the closest: {said!r}")
         after = [*tokens[max(i for i, t in enumerate(tokens) if t in self.things) + 1 :]] if count else []
         lost = [t for t in after if any(t in values for values in self.looks.values())]
         if lost:
