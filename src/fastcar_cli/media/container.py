@@ -49,7 +49,7 @@ def _in_srgb(image: Image.Image) -> Image.Image:
 
 
 class _Nameless:
-    """A file without its name, from which FFmpeg would guess a format (text as a drawing of letters)."""
+    """A file without its name; from a name FFmpeg guesses the format, and renders text files as images of letters."""
 
     def __init__(self, stream: Any) -> None:
         self.read, self.seek, self.tell, self.close = stream.read, stream.seek, stream.tell, stream.close
@@ -62,7 +62,7 @@ def open_container(path: Path) -> Iterator[Any]:
 
     with path.open("rb") as stream:
         try:
-            # PyAV 19 reads text that is not UTF-8 without being asked to.
+            # PyAV 19 reads text that is not UTF-8 by default.
             old = int(av.__version__.partition(".")[0]) < 19
             options: dict[str, Any] = {"metadata_errors": "replace"} if old else {}
             container = av.open(_Nameless(stream), **options)
@@ -133,7 +133,7 @@ def _decoded(container: Any, stream: Any) -> Iterator[Any]:
     if stream.metadata.get("alpha_mode") == "1" and decoder.name in _WITH_ALPHA:
         decoder = CodecContext.create(_WITH_ALPHA[decoder.name], "r")
     elif decoder.name == "mjpeg":
-        # A JPEG that ends early or has no such code is flagged by none of its frames.
+        # Otherwise the frames of a truncated or damaged JPEG have no error flag.
         decoder.options = {"err_detect": "explode"}
     try:
         for packet in container.demux(stream):
@@ -141,14 +141,14 @@ def _decoded(container: Any, stream: Any) -> Iterator[Any]:
                 raise InvalidDataError(0, "data are missing")
             yield from decoder.decode(packet)
     except FFmpegError:
-        # Frames that the decoder reorders come before the fault.
+        # The decoder may still have reordered frames from before the error.
         with suppress(FFmpegError):
             yield from decoder.decode(None)
         raise
 
 
 def _as_shown(frame: Any, aspect: Any, path: Path) -> Image8:
-    """Square pixels in sRGB, with the display matrix applied and transparent ones on the background."""
+    """A frame with square pixels in sRGB, with the display matrix applied, and on the background."""
     import av
 
     if frame.interlaced_frame:
@@ -164,7 +164,7 @@ def _as_shown(frame: Any, aspect: Any, path: Path) -> Image8:
         image = np.asarray(wide)
     try:
         matrix = frame.side_data.get("DISPLAYMATRIX")
-    except ValueError:  # PyAV has no name for other data beside it
+    except ValueError:  # PyAV has no name for some other side data
         if frame.rotation:
             hint = "rotate it first"
             raise RequestError("has a rotation that PyAV can't read", key="input", value=path, hint=hint) from None
@@ -173,7 +173,7 @@ def _as_shown(frame: Any, aspect: Any, path: Path) -> Image8:
 
 
 def _turned(image: Image8, matrix: NDArray[np.int32], path: Path) -> Image8:
-    """The image whose point (x, y) is shown at (a x + c y, b x + d y), of a matrix a, b, c, d; only signs count."""
+    """Turn an image by a matrix a, b, c, d, which moves (x, y) to (a x + c y, b x + d y); only the signs matter."""
     a, b, c, d = np.sign(np.where(abs(matrix) < abs(matrix).max() / 100, 0, matrix))
     if not (a or b or c or d):  # some programs write zeros
         return image

@@ -1,6 +1,6 @@
 """Compares two videos on decoded uint8 frames: PSNR, SSIM, MS-SSIM, LPIPS and the temporal error.
 
-MS-SSIM is torchmetrics'; PSNR and SSIM equal scikit-image's to 1e-9. torchmetrics' SSIM has another variance.
+MS-SSIM is torchmetrics'; PSNR and SSIM equal scikit-image's to 1e-9 (torchmetrics' SSIM has a different variance).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SSIM_WINDOW = 7  # side of SSIM's uniform window in pixels (scikit-image's defau
 GAUSS = 11  # side of MS-SSIM's window in pixels (sigma 1.5)
 
 _MS_WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
-"""Of the five scales (Wang, Simoncelli, Bovik 2003), finest first."""
+"""Weights of the five scales (Wang, Simoncelli, Bovik 2003), finest first."""
 
 
 def psnr_of(mean_squared_error: float) -> float | None:
@@ -40,7 +40,7 @@ def error_of(psnr_db: float | None) -> float:
 
 
 def psnr(video: Images, reference: Images) -> tuple[list[float | None], float | None]:
-    """PSNR (dB) of each frame, and of the whole video from the error of all its pixels; None: identical pixels."""
+    """PSNR (dB) of each frame, and of the whole video from the error of all its pixels; None if they are identical."""
     errors = np.square(video.astype(np.float64) - reference).mean((1, 2, 3))
     return [psnr_of(float(error)) for error in errors], psnr_of(float(errors.mean()))
 
@@ -77,7 +77,7 @@ def ms_ssim(video: Images, reference: Images) -> list[float]:
 
     count = scales_of(min(video.shape[1:3]))
     total = sum(_MS_WEIGHTS[:count])
-    # Within 1e-5 of float64, whose convolution by channel takes fifty times as long.
+    # float32 is within 1e-5 of float64, whose convolution per channel takes fifty times as long.
     v, r = (torch.from_numpy(a).permute(0, 3, 1, 2).float() for a in (video, reference))
     betas = tuple(w / total for w in _MS_WEIGHTS[:count])
     values = multiscale_structural_similarity_index_measure(
@@ -87,21 +87,21 @@ def ms_ssim(video: Images, reference: Images) -> list[float]:
 
 
 def temporal(video: Images, reference: Images) -> list[float | None]:
-    """Mean absolute error of the difference to the frame before, 0..255; None for the first frame."""
+    """Mean absolute error of each frame's difference to the previous frame, 0..255; None for the first frame."""
     v, r = (np.diff(a.astype(np.int16), axis=0) for a in (video, reference))
     return [None, *(float(x) for x in np.abs(v - r).mean((1, 2, 3)))]
 
 
 def beside(truth: Images, predicted: Images) -> Images:
-    """One frame of both, uint8 [H, W, 3] each, as [H, 2 W, 3]: the truth on the left."""
+    """Two frames uint8 [H, W, 3] side by side, [H, 2 W, 3], the truth on the left."""
     return np.concatenate([truth, predicted], axis=1)
 
 
 def compare(predicted: Images, truth: Images, context: int) -> dict[str, Any]:
-    """How far the frames of a clip after its `context` are from the true ones, in total and frame by frame.
+    """Errors of a clip's predicted frames, those after its `context`, in total and by frame.
 
-    PSNR (dB, None: identical) is that of all pixels together, SSIM and the temporal error are means over frames. Totals
-    are None where no frame was predicted. Raises ValueError for clips of different shapes.
+    The total PSNR (dB, None if identical) is that of all pixels; total SSIM and temporal error are means over frames.
+    Totals are None if no frame was predicted. Raises ValueError for clips of different shapes.
     """
     if predicted.shape != truth.shape:
         raise ValueError(f"predicted {list(predicted.shape)}, truth {list(truth.shape)}")
@@ -122,22 +122,22 @@ def compare(predicted: Images, truth: Images, context: int) -> dict[str, Any]:
 
 @cache
 def load_lpips(file: Path) -> Callable[[Images, Images], list[float]]:
-    """A function of two videos that gives LPIPS by frame (Zhang et al. 2018, package `lpips`).
+    """A function that computes LPIPS by frame of two videos (Zhang et al. 2018, package `lpips`).
 
-    The backbone's ImageNet weights, which the package would download, come from a file: torchvision's state dict of
-    AlexNet or VGG16. Raises RequestError where the extra or the file is missing, or the file holds something else.
+    The backbone's ImageNet weights, which the package would download, are read from a file: torchvision's state dict of
+    AlexNet or VGG16. Raises RequestError if the package or the file is missing, or the file has other contents.
     """
     import torch
 
     package = need("lpips", (Key("metrics"), " lpips"))
     if not file.is_file():
-        hint = "needed: torchvision's AlexNet or VGG16 state dict (alexnet-owt-7be5be79.pth)"
+        hint = "give torchvision's AlexNet or VGG16 state dict (alexnet-owt-7be5be79.pth)"
         raise RequestError("there is no such file", key="lpips_weights", value=file, hint=hint)
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
         first = tuple(state["features.0.weight"].shape)
         kind = {(64, 3, 11, 11): "alex", (64, 3, 3, 3): "vgg"}[first]
-    except Exception as e:  # whatever a damaged or foreign file does to the unpickler
+    except Exception as e:  # a damaged or foreign file can make the unpickler raise anything
         said = f"is not a state dict of AlexNet or VGG16: {why_unread(e)}"
         raise RequestError(said, key="lpips_weights", value=file) from None
     # The package prints a line to standard output, which is for results only.

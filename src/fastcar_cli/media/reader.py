@@ -1,6 +1,6 @@
 """Reads frames from a video, a GIF, an image, a folder of images or an array, and recipes from videos.
 
-Each frame is decoded when it is requested. Decoders get streams, so that a playlist can't make them read other files.
+Frames are decoded one by one, on request. Decoders get streams, so that a playlist can't make them read other files.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".p
 """Suffixes of the images in a folder; other files are ignored."""
 
 _FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "ICO", "AVIF", "HEIF")
-"""Formats that Pillow reads, by its names; for PostScript it would run another program. FFmpeg reads others."""
+"""Formats that Pillow reads, by its names; without PostScript, which runs another program. FFmpeg reads the others."""
 
 _MOVING = ("PNG", "WEBP", "GIF", "AVIF")
-"""Pillow's names of formats whose further images are frames (those of a JPEG are previews, of HEIF its parts)."""
+"""Pillow's names of formats whose further images are frames (in a JPEG they are previews, in HEIF parts)."""
 
 _MAYBE_HDR = ("AVIF", "HEIF", "PNG")
 
@@ -77,10 +77,10 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def frames_of(path: Path, key: str | None = None) -> Iterator[Image8OrFloat]:
-    """The frames of an input in order, [H, W, 3] of 0 .. 255, all of one size: uint8, of an array of floats float32.
+    """Yield the frames of an input, [H, W, 3] in 0 .. 255, all of one size: uint8, or float32 from an array of floats.
 
-    key: of the array in an .npz file, by default `image` or the only one with the shape of frames. Raises RequestError,
-    at the frame where it shows, for what can't be read and for another size.
+    key: name of the array in an .npz file, by default `image` or the only one with the shape of frames. Raises
+    RequestError for unreadable input, and at the first frame that is damaged or of another size.
     """
     if path.is_dir():
         images: Iterator[Image8OrFloat] = _folder(path)
@@ -98,7 +98,7 @@ def frames_of(path: Path, key: str | None = None) -> Iterator[Image8OrFloat]:
             raise _refused(path, f"frame {index} has {_size(image.shape)} pixels", "resize it first")
         if size and image.shape != size:
             message = f"frame {index} has {_size(image.shape)} pixels, the first one {_size(size)}"
-            raise _refused(path, message, "all frames need the same size")
+            raise _refused(path, message, "resize all frames to the same size")
         size = image.shape
         yield image
 
@@ -118,13 +118,13 @@ def _folder(folder: Path) -> Iterator[Image8]:
         link = f"is a link to {os.readlink(lost)}, which can't be found" if lost.is_symlink() else None
         raise _refused(lost, link or "is a pipe or a device", "remove it, or put the frame there")
     if not files:
-        raise RequestError("holds no image", key="input", value=folder, allowed=", ".join(IMAGES))
+        raise RequestError("contains no image", key="input", value=folder, allowed=", ".join(IMAGES))
     for file in sorted(files, key=lambda f: [(len(p), p) if p.isdigit() else (0, p) for p in _parts(f.name)]):
         yield next(_file(file))
 
 
 def _parts(name: str) -> list[str]:
-    """`frame12.png` as "frame", "12" (without leading zeros), ".png": texts and numbers in turn."""
+    """Split `frame012.png` into "frame", "12", ".png": text and numbers, without leading zeros, in turn."""
     return [p.lstrip("0") if i % 2 else p.lower() for i, p in enumerate(re.split(r"([0-9]+)", name))]
 
 
@@ -154,7 +154,7 @@ def _file(path: Path) -> Iterator[Image8]:
         most = f"at most {2 * Image.MAX_IMAGE_PIXELS:,}"
         said, hint = "has too many pixels", "resize it first"
         raise RequestError(said, key="input", value=path, allowed=most, hint=hint) from None
-    except Exception as e:  # whatever a damaged file makes Pillow raise
+    except Exception as e:  # a damaged file can make Pillow raise anything
         if isinstance(e, PermissionError):
             raise _refused(path, f"can't be read: {e.strerror}") from None
         why = str(e).strip().partition("\n")[0] or type(e).__name__
@@ -178,7 +178,7 @@ def _refused(path: Path, message: str, hint: Text | None = None) -> RequestError
 
 
 def _array(path: Path, key: str | None) -> Iterator[Image8OrFloat]:
-    """The frames of an array [T, H, W, 3] of numbers 0 .. 255, of any dtype of numbers."""
+    """The frames of an array [T, H, W, 3] of numbers 0 .. 255, of any numeric dtype."""
     needed = "[frames, height, width, 3]"
     array, what = numbers_in(
         path, "input", (_KEY,), lambda s: len(s) == 4 and s[3] == 3 and 0 not in s[1:], needed, key
@@ -187,9 +187,9 @@ def _array(path: Path, key: str | None) -> Iterator[Image8OrFloat]:
     for index, row in enumerate(array):
         low, high = row.min(), row.max()
         if not (low >= 0 and high <= 255):
-            raise RequestError(f"frame {index} has values from {low:g} to {high:g}, needed: 0 .. 255", where=what)
+            raise RequestError(f"frame {index} has values from {low:g} to {high:g}, expected 0 .. 255", where=what)
         if floats and 0 < high <= 1 and (row != np.rint(row)).any():
-            said = f"frame {index} has fractions from {low:g} to {high:g}, needed: 0 .. 255"
+            said = f"frame {index} has fractions from {low:g} to {high:g}, expected 0 .. 255"
             raise RequestError(said, where=what, hint="multiply values 0 .. 1 by 255")
         yield row.astype(np.float32 if floats else np.uint8)
 
@@ -202,10 +202,10 @@ def numbers_in(
     needed: str,
     key: str | None = None,
 ) -> tuple[NDArray[Any], Text]:
-    """The array of an .npz or .npy file called `key`, else one of `names`, else the only one that fits, and its name.
+    """An array of an .npz or .npy file (named `key`, else one of `names`, else the only one that fits), and its name.
 
-    `fits` says whether an array has the shape `needed`; the name is for errors. Raises RequestError that names the
-    option for files that can't be read, none or several such arrays, and other shapes or dtypes.
+    The name is for errors. fits: whether an array has the shape `needed`. Raises RequestError, which names the option,
+    for unreadable files, for no or several such arrays, and for other shapes or dtypes.
     """
     try:
         arrays = read_arrays(file)
@@ -219,13 +219,13 @@ def numbers_in(
     named = [name for name in ([*names] if key is None else [key]) if name in arrays]
     found = named[:1] or [name for name, array in arrays.items() if fits(array.shape)] or [*arrays]
     if len(found) != 1:
-        hint: Text = (Key("key"), " names one; ") if option == "input" else ""
+        hint: Text = ("choose one with ", Key("key"), "; ") if option == "input" else ""
         said = f"has neither an array {names[0]!r} nor exactly one array of shape {needed}"
         raise RequestError(said, key=option, value=file, hint=(hint, f"its arrays: {listed}"))
     array = arrays[found[0]]
     what = (Key(option), f" {file}" + (f", array {found[0]!r}" if found[0] else ""))
     if not fits(array.shape):
-        raise RequestError(f"has shape {list(array.shape)}, needed: {needed}", where=what)
+        raise RequestError(f"has shape {list(array.shape)}, expected {needed}", where=what)
     if array.dtype.kind not in "uif":
-        raise RequestError(f"has dtype {array.dtype}, needed: numbers", where=what)
+        raise RequestError(f"has dtype {array.dtype}, expected numbers", where=what)
     return array, what

@@ -30,18 +30,18 @@ MOST_GIF_FPS = 50  # a GIF counts in hundredths of a second, and viewers slow do
 
 
 def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> None:
-    """Check before any work that a video can be written; parents may be missing. Raises RequestError. Without `force`,
-    files that fastcar did not write are refused.
+    """Raise RequestError if a video can't be written to this path, whose parents may be missing. Without `force` also
+    raise it for a file that fastcar did not write.
     """
     if str(path) == os.devnull:
         return
     if not path.name or path.name.lower() in SUFFIXES:
-        raise RequestError(f"{path}: has no file name", hint="such as video.mp4, or frames for a folder of PNGs")
+        raise RequestError(f"{path}: has no file name", hint="add one: video.mp4, or frames for a folder of PNGs")
     if path.suffix and path.suffix.lower() not in SUFFIXES:
         allowed = ".mp4, .gif, or a name without suffix for a folder of PNGs"
         raise RequestError(f"{path}: unknown suffix {path.suffix!r}", allowed=allowed)
     if sys.platform == "win32" and (why := files.refused_on_windows(path.name)) is not None:
-        raise RequestError(f"{path}: Windows takes no such name: {why}")
+        raise RequestError(f"{path}: Windows does not allow this name: {why}")
     if fps is not None and fps > MOST_GIF_FPS and path.suffix.lower() == ".gif":
         raise RequestError(f"{path}: a GIF can't have {fps} frames per second", allowed=f"1 to {MOST_GIF_FPS}, or .mp4")
     parent = next((p for p in files.target_of(path).absolute().parents if os.path.exists(p)), Path("/"))
@@ -56,7 +56,7 @@ def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> N
     if path.suffix and path.is_dir():
         raise RequestError(f"{path} is a folder")
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise RequestError(f"{path} is a pipe or a device, needed: a file or a folder", hint="/dev/null is allowed")
+        raise RequestError(f"{path} is a pipe or a device, expected a file or a folder", hint="/dev/null is allowed")
     if path.suffix and path.exists() and not force and recipe_in(path) is None:
         raise RequestError(f"{path} exists and fastcar did not write it", hint="--force overwrites it")
     if not path.suffix and path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -64,7 +64,7 @@ def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> N
 
 
 def recipe_in(path: Path) -> dict[str, Any] | None:
-    """The recipe of an existing video; None of any other file."""
+    """The recipe of an existing video; None for any other file."""
     try:
         return read_recipe(path)
     except RequestError:
@@ -80,14 +80,14 @@ def default_name(prompt: str, seed: int, folder: Path = Path("."), suffix: str =
 
 @dataclass
 class Writer:
-    """Takes frames one by one and closes to a whole file, or to nothing; as a context manager, aborts on exceptions."""
+    """Writes frames one by one; only `close` makes the file visible. As a context manager it aborts on exceptions."""
 
-    path: Path  # the requested name, after `close` the one that the file got
+    path: Path  # the requested path, after `close` the path of the file
     fps: int
     scale: int
     recipe: dict[str, Any]
     new: bool
-    aside: bool = False  # rename another video of this name to `renamed`
+    aside: bool = False  # rename an existing video with a different recipe to `renamed` instead of replacing it
     renamed: Path | None = field(default=None, init=False)
     frames: int = field(default=0, init=False)
     width: int = field(default=0, init=False)
@@ -113,7 +113,7 @@ class Writer:
             self.frames += 1
 
     def close(self) -> None:
-        """Finish the file and give it its name; without frames there is no file."""
+        """Finish the file and rename it to `path`; without frames there is no file."""
         if not self.frames:
             self.abort()
         if self._done:
@@ -168,15 +168,15 @@ class _FileWriter(Writer):
 
 
 class _Mp4Writer(_FileWriter):
-    _divisor = 2  # of H.264 in yuv420p
+    _divisor = 2  # H.264 in yuv420p needs even sides
 
     def _open(self) -> None:
         import av
         from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 
         super()._open()
-        # PyAV prints further errors of a full disk. FFmpeg opens the file again by its name, where a colon ends a
-        # protocol unless the name is absolute.
+        # With a plain file PyAV would print further errors of a full disk. FFmpeg opens the file again by its name, and
+        # reads a relative name up to a colon as a protocol.
         self._file = files.LenientFile(self._hidden.absolute(), "w")
         flags = {"movflags": "+faststart+use_metadata_tags"}
         self._container: Any = av.open(self._file, "w", format="mp4", options=flags)
@@ -187,10 +187,10 @@ class _Mp4Writer(_FileWriter):
         self._stream.pix_fmt = "yuv420p"
         encoder = self._stream.codec_context
         encoder.thread_count = 1
-        # Players would take large frames without tags for BT.709.
+        # Without these tags players assume BT.709 for large frames.
         encoder.colorspace, encoder.color_range = Colorspace.ITU601, ColorRange.MPEG
-        encoder.color_primaries, encoder.color_trc = 1, 13  # of sRGB: BT.709's primaries, IEC 61966-2-1
-        # PyAV's own one belongs to the thread, with threads of its own that a later fork would wait for.
+        encoder.color_primaries, encoder.color_trc = 1, 13  # sRGB: BT.709's primaries, IEC 61966-2-1
+        # PyAV's default reformatter belongs to the thread and has threads that a later fork would wait for.
         self._reformatter: Any = VideoReformatter()
 
     def _write(self, image: Image8) -> None:
@@ -207,7 +207,7 @@ class _Mp4Writer(_FileWriter):
         self._container.mux(self._stream.encode())
         self._container.close()
         self._file.close()
-        # The writers of a run live until its end.
+        # Free memory: the writers of a run live until its end.
         self._container = self._stream = self._reformatter = None
         self._raise()
         super()._finish()
@@ -225,7 +225,7 @@ class _Mp4Writer(_FileWriter):
 
 
 class _GifWriter(_FileWriter):
-    """One palette for all frames. Written with Pillow's parts, because its `save` joins equal frames into one."""
+    """Writes a GIF with one palette, by parts of Pillow, because Pillow's `save` merges equal frames into one."""
 
     def _open(self) -> None:
         super()._open()
@@ -239,7 +239,7 @@ class _GifWriter(_FileWriter):
         strip = Image.new("RGB", (size[0], size[1] * len(self._images)))
         for i, image in enumerate(self._images):
             strip.paste(image, (0, i * size[1]))
-        # With few colours all are exact. With many, median cut would spend nearly all on a large background.
+        # Few colours are stored exactly. With many, median cut would spend nearly all on a large background.
         method = Image.Quantize.FASTOCTREE if strip.getcolors(256) is None else Image.Quantize.MEDIANCUT
         palette = strip.quantize(256, method, dither=Image.Dither.NONE)
         frames = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in self._images]
@@ -248,10 +248,10 @@ class _GifWriter(_FileWriter):
             file.writelines(header)
             before = None
             for i, image in enumerate(frames):
-                # For a frame equal to the previous one, only the first pixel.
+                # A frame that equals the previous one stores only its first pixel.
                 changed = None if before is None else ImageChops.difference(before, image).getbbox() or (0, 0, 1, 1)
                 box = changed or (0, 0, *size)
-                # In hundredths of a second, so that the total duration is right.
+                # Hundredths of a second, rounded so that the total duration is right.
                 delay = round(100 * (i + 1) / self.fps) - round(100 * i / self.fps)
                 file.writelines(getdata(image.crop(box), box[:2], duration=10 * delay))
                 before = image
@@ -280,8 +280,8 @@ class _PngWriter(Writer):
 def open_writer(
     path: Path, *, fps: int, scale: int = 1, recipe: dict[str, Any], new: bool = False, aside: bool = False
 ) -> Writer:
-    """A writer for this name. Raises RequestError for one that can't be written. An existing file is replaced; with
-    `new`, and for a folder, the new name is numbered instead; with `aside` another video is renamed first.
+    """A writer for this path. Raises RequestError if it can't be written. An existing file is replaced; with `new`, and
+    for a folder, the new name gets a number instead; with `aside` a video with a different recipe is renamed first.
     """
     check_target(path, fps)
     if not (parent := files.target_of(path).parent).is_dir():
