@@ -101,7 +101,7 @@ def test_native_pieces_of_packed_weights(
     model = models[f"{kind} int8"]
     whole = left(decode_of(model, "native", **CACHES[cache]))
     close(whole, left(decode_of(model, "torch", **CACHES[cache])), 2e-3)
-    monkeypatch.setattr(native_executor, "PREFILL_TOKENS", 7)
+    monkeypatch.setattr(native_executor, "PREFILL_PASS", 7)
     close(left(decode_of(model, "native", **CACHES[cache])), whole, 0)
 
 

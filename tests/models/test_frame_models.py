@@ -325,8 +325,8 @@ def test_other_wrong_requests(free: Path) -> None:
             VideoPipeline(model, RunConfig.from_dict(data))
     for given, said in (
         ({"inputs": clip(1)}, "no frames after the model's context"),
-        ({}, "one of them is needed"),
-        ({"prompts": ["a ball"], "inputs": clip()}, "one of them is needed"),
+        ({}, "prompts or inputs, not both"),
+        ({"prompts": ["a ball"], "inputs": clip()}, "prompts or inputs, not both"),
         ({"inputs": clip()[0]}, r"expected \[rows, S, H, W, 3\]"),
         ({"inputs": clip().astype(float)}, "expected uint8"),
         ({"inputs": clip(), "codes": torch.full((1, 20), 3)}, r"needed: \[1, T \* 17, 1\]"),

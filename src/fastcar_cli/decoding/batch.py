@@ -28,30 +28,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DecodeSettings:
-    """How to decode. `frames` are those decoded, without context frames."""
+    """How to decode. `frames` counts decoded frames, without context frames."""
 
     frames: int
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     rule: ReplayRule = field(default_factory=ReplayRule)
     draft: DraftSettings = field(default_factory=DraftSettings)
-    window: int | None = None  # attend to the last so many tokens and each prompt's first `sinks` only; None: to all
+    window: int | None = None  # attend only to the last `window` tokens and each prompt's first `sinks`; None: to all
     sinks: int = 4
-    kv_dtype: str = "auto"  # of `choices.KVDtype`
+    kv_dtype: str = "auto"  # one of `choices.KVDtype`
     keep_tas: bool = False  # compute and store the scores of every layer
-    executor: str = "auto"  # of `choices.Executor`; see `select.choose`
-    threads: int | None = None  # of the native kernels alone; None: as many as torch has
+    executor: str = "auto"  # one of `choices.Executor`; see `select.choose`
+    threads: int | None = None  # for the native kernels only; None: as many as torch has
     segment: int | None = None  # decoded frames after which the context rolls; None: never
 
     @property
     def held(self) -> int:
-        """Decoded frames that the caches hold at most."""
+        """Maximum number of decoded frames in the caches."""
         return min(self.frames, self.segment or self.frames)
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one pass gave: the positions after its inputs, `inputs.first + 1` and on, good until the next step. On a GPU
-    it may still be computed.
+    """The result of one pass for the positions after its inputs (`inputs.first + 1` and on), valid until the next step.
+    On a GPU it may not be computed yet.
     """
 
     inputs: Inputs
@@ -78,7 +78,7 @@ class MLPBackend(Protocol):
     name: str
 
     def mlp(self, layer: int, x: Tensor, rows: Sequence[int] | None) -> Tensor:
-        """The MLP of a layer on normalised inputs [n, width], of these batch rows; None: of all, in order."""
+        """Apply a layer's MLP to normalised inputs [n, width] of these batch rows; None: of all rows, in order."""
 
 
 class TorchBackend:
@@ -95,20 +95,20 @@ class TorchBackend:
 
 
 Watch = Callable[[int, int, Tensor, Tensor], None]
-"""Gets each block that is done with an input token t (-1: the prompt's last): layer, t, what the MLP branch added, and
-the residual stream after it, [rows, width] each and good during the call.
+"""Called after each block of an input token t (-1: the prompt's last) with layer, t, what the MLP branch added, and the
+residual stream after it, [rows, width] each. The tensors are valid only during the call.
 """
 
 
 @dataclass
 class Observers:
-    """What watches a decode, and gets; any but the last two needs the plain executor."""
+    """Callbacks of a decode; all but the last two require the plain executor."""
 
     watch: Watch | None = None
-    on_block: Callable[[BlockState], None] | None = None  # every scored block between attention and MLP
-    mark: Callable[[str], None] | None = None  # a name at the end of each part of a pass
-    on_prefill: Callable[[int, int], None] | None = None  # the work done in the prefill and all of it
-    on_prompt: Callable[[int, Tensor, Tensor, Tensor], None] | None = None  # what `Batch.fill` takes
+    on_block: Callable[[BlockState], None] | None = None  # gets every scored block, between attention and MLP
+    mark: Callable[[str], None] | None = None  # gets the name of each part of a pass at its end
+    on_prefill: Callable[[int, int], None] | None = None  # gets finished and total steps of the prefill
+    on_prompt: Callable[[int, Tensor, Tensor, Tensor], None] | None = None  # gets the arguments of `Batch.fill`
 
     def prefilled(self, done: int, total: int) -> None:
         """Report the prefill's progress."""
@@ -118,19 +118,19 @@ class Observers:
 
 @dataclass
 class Clock:
-    """Wall seconds of the phases of a decode, with the device waited for at their ends."""
+    """Wall seconds of the phases of a decode; each ends when the device has finished it."""
 
     reading: float = 0.0  # prompts to tokens
     prefill: float = 0.0
-    capture: float = 0.0  # building CUDA graphs within a decode, which `decode` leaves out
+    capture: float = 0.0  # building CUDA graphs during a decode; not part of `decode`
     decode: float = 0.0
-    mlp: float = 0.0  # of `decode`; 0 where the executor does not time it
-    draw: float = 0.0  # codes from hidden states; as `mlp`
+    mlp: float = 0.0  # part of `decode`; 0 if the executor does not time it
+    draw: float = 0.0  # sampling codes from hidden states; like `mlp`
 
 
 @dataclass
 class Batch:
-    """Videos that are decoded together. `model` is in evaluation mode; `replay` is None where nothing replays and no
+    """Videos that are decoded together. `model` is in evaluation mode; `replay` is None if nothing replays and no
     scores are requested.
     """
 
@@ -157,8 +157,8 @@ class Batch:
     ) -> Self:
         """A batch ready to be decoded, with its caches allocated.
 
-        prompts: token ids, one list a row, conditional rows first; 2 P rows with guidance, P without. uniforms: [P,
-        T*N, depth] numbers in [0, 1) that fix the draws. conditions: see `PromptRows`.
+        prompts: token ids, one list per row, conditional rows first; 2 P rows with guidance, P without. uniforms: [P,
+        T*N, depth] random numbers in [0, 1) for sampling. conditions: see `PromptRows`.
         """
         spec, frame = model.spec, model.spec.tokens_per_frame
         if not isinstance(prompts, PromptRows):
@@ -191,7 +191,7 @@ class Batch:
 
     @property
     def most_inputs(self) -> int:
-        """Most input tokens of a video in a pass: a draft's, after given ones."""
+        """Maximum number of input tokens per video and pass: the draft length, plus given tokens before the drafts."""
         return self.settings.draft.window + self.model.spec.layout.together
 
     @property
@@ -200,8 +200,8 @@ class Batch:
         return self.prompts.rows
 
     def fill(self, layer: int, keys: Tensor, values: Tensor, outputs: Tensor) -> None:
-        """Take a layer's results of the prompts: keys, rotated, and values [rows, kv_heads, padded, head_dim]; MLP
-        outputs [rows, tokens, width] of the last tokens, a frame of them at least.
+        """Store a layer's results for the prompts: rotated keys, and values [rows, kv_heads, padded, head_dim]; MLP
+        outputs [rows, tokens, width] of the last tokens, at least one frame.
         """
         self.cache.prefill(layer, keys, values)
         if self.replay is not None:

@@ -1,4 +1,4 @@
-"""The codes of a batch: given or drawn, position by position, one depth after another."""
+"""The codes of a batch: given or sampled, position by position, one depth after another."""
 
 from __future__ import annotations
 
@@ -28,47 +28,47 @@ class Draws:
         layout, device = model.spec.layout, model.device
         self._codebooks, self._settings = model.codebooks, settings
         self.tokens = tokens = uniforms.shape[1]  # T*N, positions of a video
-        # [P, T*N + slack, depth]: numbers in [0, 1) that fix the draws, and codes int64, where passes write drafts too.
+        # [P, T*N + slack, depth]: random numbers in [0, 1) for sampling, and codes int64, including drafts.
         self.uniforms = F.pad(uniforms.to(device), (0, 0, 0, slack)).contiguous()
         self.buffer = torch.zeros(self.uniforms.shape, dtype=torch.int64, device=device)
         self.codes = self.buffer[:, :tokens]  # filled as positions are decoded
-        self.given: Tensor | None = None  # shaped as `buffer`, taken where it is not negative
+        self.given: Tensor | None = None  # shaped like `buffer`; codes instead of samples; -1: sample
         self._fixed = model.given
-        self.places = set(layout.delimiters if layout.together else ())  # given tokens that a pass takes together
+        self.places = set(layout.delimiters if layout.together else ())  # positions of given tokens that share a pass
         fixed = model.given(tokens + slack, conditions)
         if bool((fixed >= 0).any()):
             self.given = fixed[..., None].expand_as(self.buffer).contiguous()
         self.videos = len(self.buffer)
-        # Final positions of each video; how many are decoded before the caller changes something; with given codes.
+        # Final positions of each video; the position where decoding stops for the caller; positions with given codes.
         self.done, self.limit, self.known = [0] * self.videos, tokens, 0
         self.keep_logits = False
-        # Of the last drawn position, [P, 1, code_width]; None where it is looked up, as after a pass of several tokens.
+        # Summed code vectors of the last position, [P, 1, code_width]; None after a pass of several tokens: looked up.
         self.latent: Tensor | None = None
-        # By position on the device, only where it changes.
+        # top_p by position on the device, only if it changes.
         self._top_ps: Tensor | None = None
         if settings.top_p_of(0) != settings.top_p_of(1):
             self._top_ps = torch.full(self.buffer.shape[1:2], settings.top_p_of(1), device=device)
             self._top_ps[: layout.stride] = settings.top_p_of(0)
 
     def give(self, codes: Tensor, begin: int = 0) -> None:
-        """Take these codes [P, n, depth] instead of drawn ones, from position `begin` on."""
+        """Use these codes [P, n, depth] instead of sampled ones, from position `begin` on."""
         if self.given is None:
             self.given = torch.full_like(self.buffer, -1)
         self.known = begin + codes.shape[1]
         self.given[:, begin : self.known] = codes.to(self.buffer)
 
     def refresh(self, conditions: Tensor, begin: int, end: int) -> None:
-        """Take the ids that the conditions give now of positions from `begin` to before `end`."""
+        """Update the given ids of positions `begin` to `end` - 1 from the conditions."""
         if self.given is not None:
             self.given[:, begin:end] = self._fixed(end - begin, conditions, begin)[..., None]
 
     def rewind(self, begin: int) -> None:
-        """Decode the final codes from position `begin` on once more."""
+        """Decode the final positions from `begin` on again, with the same codes."""
         self.give(self.buffer[:, begin : min(self.done)].clone(), begin)
         self.done, self.latent = [begin] * self.videos, None
 
     def input_latents(self, inputs: Inputs, embed: Callable[[Tensor], Tensor]) -> Tensor:
-        """Sums of the code vectors of the input tokens, [P, count, code_width]: those last drawn, or by `embed`."""
+        """Summed code vectors of the input tokens, [P, count, code_width]: stored when sampled, or from `embed`."""
         if self.latent is not None and inputs.count == 1:
             return self.latent
         return embed(inputs.of(self.buffer.transpose(0, 1)).transpose(0, 1))
@@ -83,7 +83,7 @@ class Draws:
         self.latent = self.latent if inputs.count == 1 else None
 
     def draw(self, hidden: Tensor, positions: Tensor, logits: Logits) -> tuple[Tensor, Tensor | None]:
-        """Draw n positions of every video in torch, those of a video side by side, into the buffer.
+        """Sample n positions of every video in torch into the buffer; those of a video are adjacent.
 
         hidden [rows n, width]; positions int64 [P n] stay on their device. Returns the sums of the code vectors [P n,
         code_width] and, with `keep_logits`, guided logits [depth, P n, codes].
@@ -93,7 +93,7 @@ class Draws:
         top_p = settings.top_p_of(1) if self._top_ps is None else self._top_ps[positions, None]
         uniforms = self.uniforms[videos, positions]
         given = None if self.given is None else self.given[videos, positions]
-        # On the CPU nothing is drawn where all codes are given: their logits may be anything.
+        # On the CPU nothing is sampled if all codes are given: their logits may be NaN.
         draws = given is None or given.device.type != "cpu" or bool((given < 0).any())
         x, total = hidden, torch.empty(0)
         for d, book in enumerate(self._codebooks):

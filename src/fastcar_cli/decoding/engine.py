@@ -1,4 +1,4 @@
-"""The step loop, the only one: prefill, then pass after pass until every position of every video is final."""
+"""The step loop: prefill, then pass after pass until every position of every video is final."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Decode(Batch):
-    """A batch and the loop that decodes it; `Decode.of` makes one."""
+    """A `Batch` and the loop that decodes it; `Batch.of`, inherited, makes one."""
 
     executor: Executor | None = None  # runs the passes; chosen, with the reason `why`, when decoding begins
     drafter: Drafter | None = None
-    saved: Callable[[Callable[[], Tensor]], Tensor] | None = None  # prefills by a file, or into it
-    windows: DraftWindow | None = None  # what `--draft auto` has learned of earlier videos like these
-    until: int | None = None  # positions that are decoded before the caller raises it; None: all
-    executor_name: str | None = None  # `release` leaves it
+    saved: Callable[[Callable[[], Tensor]], Tensor] | None = None  # loads the prefill from a file, or runs and saves it
+    windows: DraftWindow | None = None  # what `--draft auto` has measured in earlier videos like these
+    until: int | None = None  # position at which decoding stops until the caller raises it; None: the end
+    executor_name: str | None = None  # also set after `release`
     why: str = ""
     rolls: int = 0  # how often the context has rolled
     _segment: tuple[int, int] = (0, 0)
@@ -51,8 +51,8 @@ class Decode(Batch):
         return self.draws.codes
 
     def __post_init__(self) -> None:
-        """Hold the prompts that the video begins with; later ones are of a context that has rolled."""
-        # Of all videos; on the CPU one of each, as rounding depends on how many are decoded together.
+        """Make frame decoders from the first prompts; when a context rolls, others replace them."""
+        # One for all videos; on the CPU one per video, as rounding depends on how many are decoded together.
         parts = self.prompts.videos if self.model.device.type == "cpu" else 1
         self._frame_decoders = [
             self.model.frame_decoder(part) for part in self.prompts.ids[: self.prompts.videos].chunk(parts)
@@ -60,12 +60,12 @@ class Decode(Batch):
 
     @property
     def done(self) -> int:
-        """Positions that are final in every video, also while a context that has rolled is filled again."""
+        """Positions that are final in every video; does not fall while a rolled context is filled again."""
         return max(self._again, self.at)
 
     @property
     def at(self) -> int:
-        """Positions that the context holds, and those before it."""
+        """Positions that the context holds, and those before it; falls if a roll decodes frames again."""
         return min(self.draws.done)
 
     @property
@@ -75,13 +75,13 @@ class Decode(Batch):
 
     @torch.inference_mode()
     def start(self) -> Executor:
-        """Choose the executor, where none is set."""
+        """Choose the executor if none is set."""
         if self.executor is None:
             self.executor, self.why = choose(self)
         kind = self.settings.draft.kind
         if kind in ("frame", "jacobi") and self.executor.most_inputs == 1 < self.settings.draft.window:
             raise RequestError(
-                f"this run decodes one token a pass ({self.executor.name}: {self.why})",
+                f"this run decodes one token per pass ({self.executor.name}: {self.why})",
                 key="draft.kind",
                 value=kind,
                 allowed="off, auto",
@@ -96,13 +96,13 @@ class Decode(Batch):
         if self.replay is not None:
             self.replay.release()
 
-    # Torch leaves the mode between two steps, so whoever takes them may train.
+    # Torch leaves inference mode at each yield, so the caller may train between two steps.
     @torch.inference_mode()
     def steps(self, forced: Tensor | None = None, keep_logits: bool = False, first: int = 0) -> Iterator[Step]:
         """Decode every position, pass after pass.
 
-        `forced` codes [P, T*N, depth] are taken instead of drawn ones. With `first` > 0 the prompts and the positions
-        before it are made up, see `fast_forward`. Passes that fill a context again are not yielded.
+        `forced` codes [P, T*N, depth] replace sampled ones. With `first` > 0 the prompts and the positions before it
+        are random, see `fast_forward`. Passes that fill a rolled context again are not yielded.
         """
         if forced is not None:
             self.draws.give(forced)
@@ -118,7 +118,7 @@ class Decode(Batch):
 
     @torch.inference_mode()
     def prepare(self) -> None:
-        """Choose the executor and what drafts, before the first step."""
+        """Choose the executor and the drafter, before the first step."""
         self._drafts(self.start())
         self._segment = 0, self._segment_end(0)
 
@@ -145,7 +145,7 @@ class Decode(Batch):
             step = executor.step(inputs)
         executor.advance(inputs, drafter.accepted(inputs, record), record)
         self._began += self.clock.capture - captured
-        # The host waits for a GPU once a frame only, when the pixels are wanted.
+        # The host waits for a GPU only once per frame, when the pixels are wanted.
         if device.type != "cuda" or self.at % self.frame == 0:
             synchronise(device)
             seconds, self._began = time.perf_counter() - self._began, None
@@ -158,9 +158,9 @@ class Decode(Batch):
 
     @torch.inference_mode()
     def prefill(self) -> Tensor:
-        """Fill the caches from the prompts, computed or saved; returns the last hidden states [rows, width]."""
+        """Fill the caches by running the prompts or from a file; returns the last hidden states [rows, width]."""
         executor, began = self.start(), time.perf_counter()
-        # A file that was read is not held open.
+        # Dropping the reference closes a file that was read.
         saved, self.saved = self.saved, None
         hidden = executor.prefill() if saved is None else saved(executor.prefill)
         synchronise(self.model.device)
@@ -168,7 +168,7 @@ class Decode(Batch):
         return hidden
 
     def _segment_end(self, begin: int) -> int:
-        """Where the context that begins at a position rolls next, or the video ends."""
+        """The position at which a context that begins at `begin` rolls, or the video ends."""
         segment = self.settings.segment
         return min(self.draws.tokens, begin + segment * self.frame if segment else self.draws.tokens)
 
@@ -178,20 +178,20 @@ class Decode(Batch):
         return self.at == self._segment[1] < self.draws.tokens
 
     def next_prompts(self) -> PromptRows:
-        """The prompts that a rolled context begins with, where prompts hold frames."""
+        """The prompts of the next context, for a model whose prompts hold frames."""
         ids = self.model.rolled(torch.cat([self.prompts.ids, self.codes[:, slice(*self._segment), 0]], 1))
-        # Keys of the prefix depend on nothing else and have the same positions.
+        # Keys of the prefix do not change: it has the same positions and attends to nothing else.
         prefix = self.model.spec.layout.prefix or 0
         reused = prefix if self.settings.window is None and prefix >= self.frame else 0
         return replace(self.prompts, ids=ids, reused=reused)
 
     @torch.inference_mode()
     def roll(self) -> None:
-        """Begin the context again with the last frames.
+        """Start a new context with the last frames.
 
-        Frames that a prompt holds are replaced by the last ones. Without such frames the prompts stay, and half a
-        segment of frames is decoded again, with the codes that it has. Positions count from 0, the replay cache and
-        what drafts have learned stay.
+        If the prompts hold frames, the last frames replace them. Otherwise the prompts stay, and the last half segment
+        is decoded again with its own codes. Rotary positions start from 0 again; the replay cache and what the drafter
+        has measured stay.
         """
         layout, size, (_, end) = self.model.spec.layout, self.frame, self._segment
         begin = end
@@ -202,7 +202,7 @@ class Decode(Batch):
             self.draws.rewind(begin)
         if self.replay is not None:
             self.replay.move(begin, decoded=not layout.prompt_frames)
-        # What the first prefill reports or saves is not wanted again.
+        # Only the first prefill is reported and saved.
         self.observers.on_prefill = self.observers.on_prompt = None
         self.draws.latent, self.executor, self._prefilled = None, None, None
         self.rolls, self._again, self._segment = self.rolls + 1, end, (begin, self._segment_end(begin))
@@ -210,11 +210,11 @@ class Decode(Batch):
         self.places.move(self.prompts, begin, self._segment[1] - begin)
 
     def take_back(self, frame: int) -> None:
-        """Let the frame that was decoded last be decoded again."""
+        """Discard the last decoded frame, so that it is decoded again."""
         self.draws.done, self.draws.latent = [frame * self.frame] * self.prompts.videos, None
 
     def _drafts(self, executor: Executor) -> Drafter:
-        """What drafts the tokens of this batch."""
+        """Make the drafter of this batch."""
         draft, replay = self.settings.draft, self.replay
         if draft.kind == "auto" and (executor.sequential or executor.most_inputs == 1):
             draft = DraftSettings()
@@ -231,7 +231,7 @@ class Decode(Batch):
         return self.drafter
 
     def drafts_of(self, video: int) -> dict[str, Any]:
-        """What drafts did for a video: report keys of docs/json.md."""
+        """Draft statistics of a video: report keys of docs/json.md."""
         assert self.drafter is not None
         return self.drafter.report(video)
 
@@ -242,8 +242,8 @@ class Decode(Batch):
         return self
 
     def replay_shares(self) -> Tensor:
-        """Share of layers and rows that replayed by code of each frame, without delimiters, [T, codes]; 0 of the last
-        token.
+        """Share of layers and rows that replayed, for each code of each frame, [T, codes]. Delimiters are left out; the
+        last token, which is never an input, has 0.
         """
         shares = torch.zeros(self.draws.tokens)
         if self.replay is not None:
@@ -254,7 +254,7 @@ class Decode(Batch):
 
     @torch.inference_mode()
     def context_frames(self) -> Tensor | None:
-        """Pixels of the frames that the prompts hold, float32 [P, C, H, W, 3] in 0..255; None where they hold none."""
+        """Pixels of the frames that the prompts hold, float32 [P, C, H, W, 3] in 0..255; None if they hold none."""
         pixels = [part for decoder in self._frame_decoders if (part := decoder.context()) is not None]
         return torch.cat(pixels) if pixels else None
 
@@ -266,7 +266,7 @@ class Decode(Batch):
 
 
 def overlap(settings: DecodeSettings) -> int:
-    """Frames that are decoded again when a context rolls whose prompts hold none."""
+    """Number of frames that are decoded again after a roll, for a model whose prompts hold no frames."""
     return max(1, settings.held // 2)
 
 
@@ -278,11 +278,11 @@ def begin(
     backend: Callable[[Decoder, int], MLPBackend] | None = None,
     on_reading: OnProgress | None = None,
 ) -> tuple[Decode, list[Reading]]:
-    """The decode of some prompts by a model, and what its tokenizer read in each.
+    """Set up a decode of these prompts; also returns what the tokenizer read in each.
 
-    Each video draws from its own seed, which also decides what its prompt leaves open; None: that stays open, and all
-    random numbers are 0. `backend` makes the MLP backend from the decoder and the number of rows. Raises RequestError
-    for a prompt that the model can't take.
+    Each video has its own seed, for sampling and for what its prompt leaves open; None: that stays open, and all random
+    numbers are 0. `backend` makes the MLP backend from the decoder and the number of rows. Raises RequestError for a
+    prompt that the model can't take.
     """
     tokenizer, network = model.tokenizer, model.network
     spec, began = network.spec, time.perf_counter()

@@ -1,4 +1,4 @@
-"""The input tokens of a pass, and the restoring of caches after rejected drafts."""
+"""The input tokens of a pass, and snapshots that restore caches after rejected drafts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Inputs:
     """The input tokens of one pass: `count` visual tokens of each video, from its own `first` on.
 
     The first token is final, the others are drafts. Token t is an input of the pass that predicts token t + 1; -1 is
-    the prompt's last token. `common` is the first token where it is the same in all videos, else None: then tables are
-    read by slices, else by tensors of tokens.
+    the prompt's last token. `common` is the first token if it is the same in all videos, else None; with it tables are
+    read by slices, without it by tensors of tokens.
     """
 
     def __init__(self, first: tuple[int, ...], count: int = 1) -> None:
@@ -28,8 +28,8 @@ class Inputs:
         return first + torch.arange(self.count, device=device)[:, None]
 
     def index(self, table: Tensor, shift: int = 0, ring: bool = False) -> Index:
-        """Where a table [tokens, rows, ...] holds the inputs, or the tokens `shift` after them: [count, rows, ...]. A
-        table [tokens, 1, ...] has the same for all rows. A `ring` holds the last tokens, token t at t % its length.
+        """Index of the inputs, or of the tokens `shift` after them, in a table [tokens, rows, ...]; it selects [count,
+        rows, ...]. A table [tokens, 1, ...] serves all rows. A `ring` holds the last tokens, token t at t % its length.
         """
         if self.common is not None:
             begin = (self.common + shift) % len(table) if ring else self.common + shift
@@ -42,7 +42,7 @@ class Inputs:
         return tokens % len(table) if ring else tokens, row
 
     def of(self, table: Tensor, shift: int = 0) -> Tensor:
-        """What a table holds of the inputs, see `index`: [count, rows or 1, ...], a view where it can be one."""
+        """Entries of a table for the inputs, see `index`: [count, rows or 1, ...], a view if possible."""
         return table[self.index(table, shift)]
 
     def __getitem__(self, i: int) -> Inputs:
@@ -51,7 +51,7 @@ class Inputs:
 
 
 class InputsOnDevice(Inputs):
-    """Input tokens int64 [count, P] on the device."""
+    """`Inputs` whose tokens, int64 [count, P], are on the device."""
 
     def __init__(self, tokens: Tensor, rows: int) -> None:
         self.count, self.videos, self.common = *tokens.shape, None
@@ -67,7 +67,7 @@ Restore = Callable[[Tensor, Tensor], None]
 
 
 def snapshot(cache: Tensor, slots: Tensor) -> Restore:
-    """A copy of the slots of drafts, int64 [drafts, rows], in a cache [layers, rows, heads, slots, width]."""
+    """Copy the drafts' slots, int64 [drafts, rows], of a cache [layers, rows, heads, slots, width], to restore them."""
     before = cache[:, torch.arange(slots.shape[1], device=slots.device), :, slots]
 
     def restore(drafts: Tensor, rows: Tensor) -> None:

@@ -5,13 +5,13 @@ the slot is the index. With one, as in StreamingLLM, the first `sinks` tokens of
 slots, the last `window` tokens in a ring after them; a second ring has the keys of a frame for TAS. Keys are stored
 after rotation.
 
-Rows may be at different tokens: every call names the token of each row. A token that is not final is taken back with
-what `snapshot` returned before it was appended.
+Rows may be at different tokens: every call names the token of each row. A token that does not become final is
+undone by what `snapshot` returned before it was appended.
 
 `kv_dtype` int8: the prompt's text (with a window the sinks) and the last R = `recent(N)` + 1 tokens, in a ring after
-it, stay floats: they get most attention. A token that leaves the ring is rounded: its key and its value, less their
-mean over the row's own prompt, are int8 with one scale a head (absmax / 127). The mean is a constant of each channel,
-which would take most of the range.
+it, stay floats: they get most attention. A token that leaves the ring is rounded: its key and its value, minus their
+mean over the row's own prompt, are int8 with one scale per head (absmax / 127). The mean is large and constant in each
+channel, so with it the rest would have few of the 255 steps.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from fastcar_cli.models.network import Network
 def prompt_mask(
     lengths: Tensor, padded: int, window: int | None, sinks: int, first: int = 0, last: int | None = None
 ) -> Tensor:
-    """Who may attend to whom in the prefill, bool [rows, 1, last - first, last]: queries from `first` on.
+    """Attention mask of the prefill, bool [rows, 1, last - first, last], for queries from `first` on.
 
-    Causal, not to padding; with a window only to the last `window` tokens (the query included) and the row's first
+    Causal, without padding; with a window only the last `window` tokens (the query included) and the row's first
     `sinks`. Padding attends to itself so that no row of the softmax is empty.
     """
     i = torch.arange(padded, device=lengths.device)[:last]
@@ -49,16 +49,16 @@ class Slots(NamedTuple):
     """Where tokens read and write the caches, each int64 [n]; the columns of `KVCache.table`."""
 
     slot: Tensor  # takes the token's key and value
-    length: Tensor  # slots below it are attended to
-    aligned_from: Tensor  # of the aligned key that the token is scored against
-    aligned_to: Tensor  # takes its own aligned key
-    older: Tensor  # how many of the older tokens are attended to (see `Int8KVCache`)
-    moved_to: Tensor  # where among them the token goes that lay in `slot`; -1: nowhere
+    length: Tensor  # the token attends to slots below it
+    aligned_from: Tensor  # slot of the aligned token's key, for the score
+    aligned_to: Tensor  # takes its own key, for the token aligned with it
+    older: Tensor  # number of older tokens that it attends to (see `Int8KVCache`)
+    moved_to: Tensor  # slot among them for the token that was in `slot`; -1: none
 
 
 @dataclass(frozen=True)
 class Reach:
-    """One token of every row: its slots, the most that a row attends to, and the mask bool [rows, length + older]."""
+    """One token per row: its slots, the largest `length` and `older` of all rows, mask bool [rows, length + older]."""
 
     at: Slots
     length: int
@@ -68,7 +68,7 @@ class Reach:
 
 class KVCache:
     """Keys and values of a batch of videos: `k`, `v` [layers, rows, kv_heads, slots, head_dim]; `aligned`, keys of
-    aligned tokens, k or the ring of N + 1 slots, in which index i lies in slot i % (N + 1).
+    aligned tokens: `k`, or a ring of N + 1 slots with index i in slot i % (N + 1).
     """
 
     older: tuple[Tensor, ...] = ()
@@ -76,13 +76,13 @@ class KVCache:
     def __init__(
         self, model: Network, prompts: PromptRows, tokens: int, room: int, window: int | None, sinks: int
     ) -> None:
-        """`room` of the visual tokens have a place at once, see `move`."""
+        """Allocate slots for `room` visual tokens; `move` reuses them for later ones."""
         spec, self.frame = model.spec.decoder, model.spec.tokens_per_frame
         self.window, self.padded, self.pad = window, prompts.padded, prompts.pad
         self.sinks = prompts.lengths.clamp(max=sinks if window else 0)  # of each row, int64 [rows]
         self.first_ring_slot = int(self.sinks.max())
         self._padding = bool(self.pad.any())
-        # Tokens of the prompts before those of frames; all where a row is padded.
+        # Number of prompt tokens before those of frames; all of them if a row is padded.
         self.text = self.padded - (0 if self._padding else prompts.aligned)
         self._rows = torch.arange(prompts.rows, device=self.pad.device)
         # The rows of each video, and the column in which the longer of their prompts begins.
@@ -95,15 +95,15 @@ class KVCache:
         self.move(0)
 
     def move(self, begin: int) -> None:
-        """Let visual token `begin` be the first after the prompts, whose keys and values are to be filled in again."""
+        """Make visual token `begin` the first after the prompts, whose keys and values must be filled in again."""
         self.begin = begin
         # `Slots` of every input token, int64 [tokens - 1, 6].
         self.table = torch.stack(self._slots((self._every - begin).clamp(0, self._tokens - 1)), 1)
         self._host = self.table.cpu()
 
     def _allocate(self, heads: tuple[int, ...], width: int, tokens: int, dtype: torch.dtype) -> None:
-        """Make the tensors for this many visual tokens; `heads` are layers, rows and KV heads. Sets
-        `overwrites`, whether a token can take the slot of another, and `most_inputs`, most tokens of a row in a pass.
+        """Make the tensors for this many visual tokens; `heads` are layers, rows and KV heads. Sets `overwrites`,
+        whether a token can take the slot of another, and `most_inputs`, the maximum number of tokens per row and pass.
         """
         device = self.pad.device
         self.overwrites, self.most_inputs = self.window is not None, min(self.frame, self.window or self.frame)
@@ -114,11 +114,11 @@ class KVCache:
             self.aligned = torch.zeros(*heads, self.frame + 1, width, dtype=dtype, device=device)
 
     def _tensors(self) -> list[Tensor]:
-        """Keys and values in floats."""
+        """The float tensors of keys and values, each once."""
         return list({id(tensor): tensor for tensor in (self.k, self.v, self.aligned)}.values())
 
     def _slots(self, t: Tensor) -> Slots:
-        """Of visual tokens t, int64 [n]."""
+        """Slots of visual tokens t, int64 [n]."""
         i, ring, none = self.padded + t, self.frame + 1, torch.zeros_like(t)
         if self.window is None:
             return Slots(i, i + 1, (i - self.frame).clamp(min=0), i, none, none - 1)
@@ -126,7 +126,7 @@ class KVCache:
         return Slots(slot, none + self.k.shape[3], (i + 1) % ring, i % ring, none, none - 1)
 
     def prefill(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Take the prompt's keys and values, [rows, kv_heads, padded, head_dim]."""
+        """Store the prompt's keys and values, [rows, kv_heads, padded, head_dim]."""
         self._keep_aligned(layer, k)
         if self.window is None:
             self.k[layer, :, :, : self.padded], self.v[layer, :, :, : self.padded] = k, v
@@ -137,7 +137,7 @@ class KVCache:
         self.k[layer][:, :, ring], self.v[layer][:, :, ring] = k[:, :, recent], v[:, :, recent]
 
     def _keep_aligned(self, layer: int, k: Tensor) -> None:
-        """Put the prompt's last keys into the ring of aligned ones."""
+        """Put the prompt's last keys into the ring of aligned keys."""
         if self.aligned is not self.k:
             last = torch.arange(max(0, self.padded - self.frame), self.padded, device=k.device)
             self.aligned[layer][:, :, last % (self.frame + 1)] = k[:, :, last]
@@ -150,7 +150,7 @@ class KVCache:
         self.k[layer, :, :, :end], self.v[layer, :, :, :end] = k.gather(2, index), v.gather(2, index)
 
     def step(self, inputs: Inputs) -> Reach:
-        """Where one token of each row goes."""
+        """Slots and mask of one token per row."""
         t = inputs.tokens(len(self.pad), self.pad.device)[0]
         at, end = Slots(*self.table[t].unbind(-1)), Slots(*self._host[max(inputs.first)])
         length, older, mask = int(end.length), int(end.older), None
@@ -173,7 +173,7 @@ class KVCache:
         return self.aligned[layer][self._rows, :, step.at.aligned_from]
 
     def mask(self, t: Tensor) -> Tensor:
-        """Which slots, older ones last, input tokens t int64 [..., rows] attend to, bool [..., rows, slots]."""
+        """Slots, older ones last, that input tokens t int64 [..., rows] attend to: bool [..., rows, slots]."""
         i = (self.padded + t - self.begin)[..., None]
         held = self._held(i)
         seen = (held >= (self.pad + self.sinks)[:, None]) & (held <= i)
@@ -184,7 +184,7 @@ class KVCache:
         return seen
 
     def _held(self, i: Tensor) -> Tensor:
-        """The last index up to i, [..., 1], in each slot, [..., slots]; -1 in those of sinks."""
+        """The last index up to i, [..., 1], that each slot holds, [..., slots]; -1 for slots of sinks."""
         slot = torch.arange(self.k.shape[3], device=i.device)
         if self.window is None:
             return slot
@@ -192,19 +192,19 @@ class KVCache:
         return torch.where(place < 0, -1, i - (i - place) % self.window)
 
     def snapshot(self, t: Tensor) -> list[Restore]:
-        """What appending input tokens t, int64 [drafts, rows], will overwrite; without a ring nothing that is read."""
+        """Copy what appending input tokens t, int64 [drafts, rows], overwrites; without a ring nothing that is read."""
         if not self.overwrites:
             return []
         at = Slots(*self.table[t].unbind(-1))
         return [snapshot(self.k, at.slot), snapshot(self.v, at.slot), snapshot(self.aligned, at.aligned_to)]
 
     def fill(self, generator: torch.Generator) -> None:
-        """Put random keys and values everywhere, for measuring."""
+        """Fill all slots with random keys and values, to time passes."""
         for cache in self._tensors():
             cache.normal_(generator=generator)
 
     def release(self) -> None:
-        """Let go of the memory."""
+        """Free the memory."""
         self.k = self.v = self.aligned = self.k.new_empty(0)
 
 
@@ -226,16 +226,16 @@ class OlderTokens(NamedTuple):
 
 
 def packed(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Floats [..., d] as int8 [..., d] and scales float32 [...], in which NaN and infinity show."""
+    """Round floats [..., d] to int8 [..., d] and scales float32 [...]; NaN or infinity makes its scale not finite."""
     scale = x.float().abs().amax(-1) / 127
     return (x / scale.clamp_min(1e-30)[..., None]).round().to(torch.int8), scale
 
 
 class Int8KVCache(KVCache):
-    """A KV cache whose `k` and `v` hold the K tokens of a text or sinks, then the ring.
+    """A KV cache whose `k` and `v` hold K tokens (the text, or sinks), then the ring.
 
-    Index i lies in slot (i - K) % R of the ring. `older` holds what left it: without a window index i in slot i - K,
-    with one in slot i % M, M = window - R, so none where the window is not larger. `aligned` is `k` where R = N + 1.
+    Index i lies in slot (i - K) % R of the ring. `older` holds tokens that left it: without a window index i in slot
+    i - K, with one in slot i % M, M = window - R (none if M <= 0). `aligned` is `k` if R = N + 1.
     """
 
     older: OlderTokens
@@ -262,7 +262,7 @@ class Int8KVCache(KVCache):
         aligned = self._ring_at + (t + 1) % ring
         if self.aligned is not self.k:
             aligned, aligned_to = (i + 1) % (self.frame + 1), i % (self.frame + 1)
-        # The token that leaves the ring, and where it goes.
+        # The token that leaves the ring, and its slot in `older`.
         left = t - ring
         if self.window is None:
             length, older, to = self._ring_at + (t + 1).clamp(max=ring), (left + 1).clamp(min=0), left.clamp(min=-1)
@@ -296,7 +296,7 @@ class Int8KVCache(KVCache):
             numbers[layer][:, :, to], scales[layer][:, :, to] = packed(x[:, :, left] - means[layer][:, :, None])
 
     def append(self, layer: int, k: Tensor, v: Tensor, step: Reach) -> tuple[Tensor, Tensor]:
-        """See `KVCache.append`; what is older comes last."""
+        """See `KVCache.append`; older tokens come last."""
         moved = (step.at.moved_to >= 0).nonzero()[:, 0]
         if len(moved):
             own, to = step.at.slot[moved], step.at.moved_to[moved]
@@ -325,11 +325,11 @@ class Int8KVCache(KVCache):
         return torch.cat([text, in_ring, left], -1)
 
     def snapshot(self, t: Tensor) -> list[Restore]:
-        """See `KVCache.snapshot`; without a window a token that a draft moves has a place of its own, not read yet."""
+        """See `KVCache.snapshot`; without a window a token that a draft moves gets a slot that nothing reads yet."""
         ring, old = super().snapshot(t), self.older
         if self.window is None or not old.keys.shape[3]:
             return ring
-        # A row from which nothing moves has any slot here, which it does not change.
+        # A row from which nothing moves has slot 0 here, which it does not change.
         moved_to = Slots(*self.table[t].unbind(-1)).moved_to.clamp(min=0)
         older = (old.keys, old.values, old.key_scales[..., None], old.value_scales[..., None])
         return [*ring, *(snapshot(x, moved_to) for x in older)]

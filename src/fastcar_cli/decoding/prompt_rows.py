@@ -1,4 +1,4 @@
-"""The prompts of a batch, and what every input token of the decoder gets from where it is."""
+"""The prompts of a batch, and what the decoder's input tokens get by position: angles and added vectors."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class PromptRows:
     lengths: Tensor  # tokens of each row, int64 [rows]
     guided: bool  # whether each video has two rows
     aligned: int = 0  # tokens of frames at the end of the prompts
-    conditions: Tensor | None = None  # what videos are given beside their prompts, as `Network.added` takes it
-    reused: int = 0  # the first tokens, whose keys and values the KV cache holds already
+    conditions: Tensor | None = None  # what videos get besides their prompts; see `Network.added`
+    reused: int = 0  # number of first tokens whose keys and values the KV cache already holds
 
     @classmethod
     def of(
         cls, model: Network, rows: Sequence[Sequence[int]], guided: bool, conditions: Tensor | None = None
     ) -> PromptRows:
-        """The prompts with these token ids, one list a row, on the device of a model."""
+        """The prompts with these token ids, one list per row, on the device of a model."""
         longest, device = max(map(len, rows)), model.device
         ids = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows], device=device)
         lengths = torch.tensor([len(row) for row in rows], device=device)
@@ -37,7 +37,7 @@ class PromptRows:
 
     @property
     def rows(self) -> int:
-        """Rows of the batch: two a video with guidance, else one."""
+        """Rows of the batch: two per video with guidance, else one."""
         return self.ids.shape[0]
 
     @property
@@ -60,7 +60,7 @@ class PromptRows:
         return [video, video + self.videos] if self.guided else [video]
 
     def doubled(self, x: Tensor) -> Tensor:
-        """What both rows of a video share, [P, ...], for every row, [rows, ...]."""
+        """Repeat x [P, ...], which both rows of a video share, for every row: [rows, ...]."""
         return torch.cat([x, x]) if self.guided else x
 
     def unpadded(self) -> list[list[int]]:
@@ -73,8 +73,8 @@ class PromptRows:
         return torch.where(i >= 0, i, torch.ones_like(i))
 
     def apart(self) -> list[tuple[list[list[int]], PromptRows]]:
-        """Each different prompt, padded as if it were alone, after the rows of each video that has it. With conditions
-        all prompts count as different.
+        """For each different prompt, the rows of each video that has it, and the prompt padded as if it were alone.
+        With conditions all prompts count as different.
         """
         alike: dict[Any, list[list[int]]] = {}
         rows = self.unpadded()
@@ -92,19 +92,19 @@ class PromptRows:
 
 
 def _by_video(parts: Sequence[Tensor]) -> Tensor | None:
-    """Parts [n, 1, width] of all videos as [n, P, width], or [n, 1, width] where they are the same; None of no part."""
+    """Join parts [n, 1, width] of all videos to [n, P, width], or [n, 1, width] if they are equal; None if empty."""
     if all(torch.equal(part, parts[0]) for part in parts):
         return parts[0] if parts else None
     return torch.cat(list(parts), 1)
 
 
 class Places:
-    """Angles of every visual token, and what the model adds to its input, computed before decoding begins.
+    """Rotary angles of every visual token, and vectors that the model adds to its input, computed before decoding.
 
-    cos, sin: [T*N + slack, rows or 1, head_dim]; 1 where all prompts are equally long.
-    added: [T*N + slack, 1 or P, width] or None; after the last token what it has.
-    prompt_added: the same of the prompts' `aligned` tokens.
-    cross_kv: the cross-attention KV of each block; empty of a model without.
+    cos, sin: [T*N + slack, rows or 1, head_dim]; 1 if all prompts are equally long.
+    added: [T*N + slack, 1 or P, width] or None; slack repeats the last token's.
+    prompt_added: the same for the prompts' `aligned` tokens.
+    cross_kv: keys and values of each block's cross-attention; empty for a model without it.
     """
 
     def __init__(self, model: Network, prompts: PromptRows, tokens: int, slack: int = 0) -> None:
@@ -132,7 +132,7 @@ class Places:
         return self._model.llm.rotary(positions, self._dtype)
 
     def _added(self, prompts: PromptRows, tokens: int, begin: int = 0) -> Tensor | None:
-        """What the inputs of the prompts' `aligned` tokens and so many after them have added, from `begin` on."""
+        """Vectors added to the prompts' `aligned` tokens and to `tokens` tokens after them, from token `begin` on."""
         source, alone = prompts.conditions, [slice(v, v + 1) for v in range(prompts.videos)]
         every = [
             self._model.added(prompts.aligned + tokens, prompts.ids[v], None if source is None else source[v], begin)
@@ -141,7 +141,7 @@ class Places:
         return _by_video([x for x in every if x is not None])
 
     def move(self, prompts: PromptRows, begin: int, count: int) -> None:
-        """Let visual token `begin` be the first after the prompts, for it and the `count - 1` tokens after it."""
+        """Make visual token `begin` the first after the prompts; updates it and the `count - 1` tokens after it."""
         self._begin, end = begin, min(begin + count, self._tokens)
         angled = slice(begin, end + self._slack)
         self.cos[angled], self.sin[angled] = self._angles(end + self._slack - begin)
@@ -151,7 +151,7 @@ class Places:
             self.prompt_added, self.added[begin:end] = added.split([prompts.aligned, end - begin])
 
     def refresh(self, prompts: PromptRows, frame: int, size: int) -> slice:
-        """Add what the conditions of decoded frame `frame`, of `size` tokens, are now; returns the tokens concerned."""
+        """Update the added vectors up to decoded frame `frame`, of `size` tokens; returns the tokens updated."""
         end = min((frame + 1) * size, self._tokens)
         if self.added is not None:
             added = self._added(prompts, end - self._begin, self._begin)
@@ -160,7 +160,7 @@ class Places:
         return slice(self._begin, end)
 
     def before_block(self, x: Tensor, index: Tensor) -> Tensor:
-        """The input of a block from the output [rows, S, width] of the one before; indices of tokens [rows, S]."""
+        """A block's input from the previous block's output x [rows, S, width]; `index`: positions [rows, S]."""
         return x if self._absolute is None else x + self._absolute(index, self._dtype)
 
     def index(self, t: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""From guided logits to codes: temperature, top-k, top-p, and one uniform number a draw.
+"""From guided logits to codes: temperature, top-k, top-p, and one uniform number per code.
 
-A draw is the inverse of the cumulative distribution at a number of the video's own, whatever else is in the batch.
+A code is the inverse cumulative distribution at one of the video's own numbers, whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ vectors [rows, code_width] after it; called in the order of the depths.
 
 
 def guide(logits: Tensor, cfg: float) -> Tensor:
-    """U + cfg * (c - u) of logits [2 P, K], conditional rows first: [P, K]. With cfg 1: [P, K] as they are."""
+    """Guided logits u + cfg * (c - u) [P, K] of logits [2 P, K], conditional rows first. cfg 1: [P, K], unchanged."""
     if cfg == 1.0:
         return logits
     c, u = logits.chunk(2)
@@ -30,7 +30,7 @@ def guide(logits: Tensor, cfg: float) -> Tensor:
 
 
 def running_sum(probs: Tensor) -> Tensor:
-    """Sums along the codes of [P, K] in a fixed order of additions, which CUDA has for two rows and not for one."""
+    """Cumulative sums over the codes, [P, K], in a fixed order of additions, which CUDA has only from two rows on."""
     if probs.is_cuda and len(probs) == 1:
         return torch.cat([probs, probs]).cumsum(-1)[:1]
     return probs.cumsum(-1)
@@ -41,8 +41,8 @@ def distribution(
 ) -> tuple[Tensor, Tensor]:
     """Probabilities after top-k and top-p in falling order, and the codes they belong to, each [P, K].
 
-    Ties with the k-th largest logit stay. The entry that crosses top-p stays; `strict`: so does the one after it where
-    those before hold top-p exactly. A top_p that is a tensor, float32 [P, 1] or [1, 1], is not read on the host.
+    Ties with the k-th largest logit stay. The entry that crosses top-p stays; `strict`: so does the one after it if
+    those before it sum to exactly top-p. A top_p that is a tensor, float32 [P, 1] or [1, 1], is not read on the host.
     """
     logits = logits.float() / temperature
     values, order = logits.sort(dim=-1, descending=True, stable=True)
@@ -58,16 +58,16 @@ def distribution(
 
 
 def not_finite() -> RunError:
-    """Logits that are not finite."""
+    """The error for logits that are not finite."""
     return RunError(
         "the model's logits are not finite", hint=("its weights are broken, or too large for this ", Key("dtype"))
     )
 
 
 def sample(logits: Tensor, uniform: Tensor, settings: SamplingSettings, top_p: float | Tensor) -> Tensor:
-    """One code a video, int64 [P], of guided logits [P, K] and uniform numbers in [0, 1) [P].
+    """Sample one code per video, int64 [P], from guided logits [P, K] with uniform numbers in [0, 1) [P].
 
-    `top_p`: as in `distribution`. On the CPU logits that are NaN or infinite raise RunError.
+    `top_p`: see `distribution`. On the CPU logits that are NaN or infinite raise RunError.
     """
     if logits.device.type == "cpu" and not bool((logits < math.inf).all()):
         raise not_finite()
@@ -82,7 +82,7 @@ def sample(logits: Tensor, uniform: Tensor, settings: SamplingSettings, top_p: f
 
 
 def drawing(seed: int, depth: int) -> Callable[[int], Tensor]:
-    """The random numbers of one video from its seed alone: float32 [n, depth] of the next n tokens a call."""
+    """A function that gives a video's random numbers, from its seed alone: float32 [n, depth] of the next n tokens."""
     if seed >> 32:
         # torch's generator uses only the lowest 32 bits of a seed.
         large = np.random.default_rng(seed)

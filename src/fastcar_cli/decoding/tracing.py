@@ -35,7 +35,7 @@ class Trace:
     tas: Tensor  # by input token, float32 [layers, rows, T*N - 1]; NaN where none was computed
     replayed: Tensor  # by input token, bool [layers, rows, T*N - 1]
     mlp: Tensor  # MLP outputs used at `mlp_tokens`, float32 [layers, len(mlp_tokens), rows, width]
-    block_out: Tensor  # after each block at `steps`, float32 [len(steps), layers, rows, width]; at 0 the prompt's last
+    block_out: Tensor  # after each block at `steps`, float32 [len(steps), layers, rows, width]; step 0: prompt's last
     frames: Tensor  # pixels, float32 [P, frames, H, W, 3] in 0..255, not rounded, context frames first
     replay_ratio: float  # replayed MLPs / (layers * rows * (T*N - 1))
 
@@ -57,7 +57,7 @@ class _Outputs:
 
 
 def _checked(model: LoadedModel, prompts: Sequence[Prompt], codes: Tensor | None) -> Tensor:
-    """The codes, [P, T*N, depth]; None: those of the frames after a clip's context. Raises RequestError."""
+    """Check codes [P, T*N, depth]; None: those of the frames after a clip's context. Raises RequestError if wrong."""
     spec, videos = model.network.spec, len(prompts)
     n, depth, size = spec.tokens_per_frame, spec.frame_spec.depth, spec.codes
     if codes is None:
@@ -70,7 +70,7 @@ def _checked(model: LoadedModel, prompts: Sequence[Prompt], codes: Tensor | None
     shape = list(codes.shape)
     fits = len(shape) == 3 and shape[0] == videos > 0 and shape[2] == depth
     if not fits or not shape[1] or shape[1] % n:
-        raise RequestError(f"codes have shape {shape}, needed: [{videos}, T * {n}, {depth}]")
+        raise RequestError(f"codes have shape {shape}, expected [{videos}, T * {n}, {depth}]")
     if codes.is_floating_point() or bool((codes < 0).any()) or bool((codes >= size).any()):
         raise RequestError(f"codes must be integers from 0 to {size - 1}")
     return codes.to(model.network.device, torch.int64)
@@ -98,26 +98,26 @@ def trace(
     """Decode with the given codes instead of sampled ones; returns what the engine computed.
 
     model: what `fastcar_cli.models.load` returns.
-    prompts, inputs, actions: P texts or clips; or frames uint8 [P, S, H, W, 3], with float32 [P, S, A] of a model that
-        takes actions.
-    codes: integers [P, T*N, depth], or [P, T*N] where the depth is 1; with delimiters from the first one on. None takes
-        those of the inputs' frames after the context.
-    tau: threshold of all layers or one a layer, None for dense. Layers with None have no scores; with infinity they
-        have, and never replay.
-    cfg: guidance scale; with 1 there are no unconditional rows. Default: 3, or 1 of a model without guidance.
+    prompts, inputs, actions: P texts or clips; or frames uint8 [P, S, H, W, 3], with actions float32 [P, S, A] if the
+        model takes them.
+    codes: integers [P, T*N, depth], or [P, T*N] if the depth is 1; with delimiters from the first one on. None: those
+        of the inputs' frames after the context.
+    tau: one threshold for all layers or one per layer, None for dense. Layers with None have no scores; layers with
+        infinity have scores and never replay.
+    cfg: guidance scale; with 1 there are no unconditional rows. Default: 3, or 1 for a model without guidance.
     tas: definition of the score, `attention` or `released`. gate: the unit that replays, `row` or `pair`.
     steps: predicted tokens whose logits and hidden states are returned; None: all.
     mlp_tokens: input tokens whose MLP outputs are returned.
     executor: `torch`, or `native`, which returns neither MLP nor block outputs.
-    kv_dtype: format of keys and values: `auto` (as the model) or `int8`.
-    backend: makes the executor of the MLPs from the decoder and the number of rows; None for the model's own.
-    eligible: tokens that may replay; `codes`: frame tokens only; `all`: frame delimiters too.
-    seeds: one a prompt, for what it leaves open, as `generate --seed` draws it; None: stays open.
+    kv_dtype: format of keys and values: `auto` (the model's) or `int8`.
+    backend: makes the MLP backend from the decoder and the number of rows; None: the executor runs the MLPs.
+    eligible: tokens that may replay; `codes`: frame tokens only; `all`: also frame delimiters.
+    seeds: one per prompt, for what it leaves open, like `generate --seed`; None: it stays open.
 
-    Raises RequestError for a prompt that the model can't take, and codes, thresholds or indices that do not fit.
+    Raises RequestError for a prompt that the model can't take, and for codes, thresholds or indices that do not fit.
     """
     if (prompts is None) == (inputs is None):
-        raise RequestError("prompts and inputs: one of them is needed, not both")
+        raise RequestError("give prompts or inputs, not both")
     given = list(prompts or ()) if inputs is None else list(clips_of(inputs, actions))
     if seeds is not None and len(seeds) != len(given):
         raise RequestError(f"seeds has {len(seeds)} numbers for {len(given)} prompts")

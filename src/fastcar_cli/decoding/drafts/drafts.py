@@ -1,11 +1,11 @@
 """Drafts: proposed codes for the next positions of a video, which one pass of the decoder verifies.
 
-A pass takes W input tokens of a video, its last final one and W - 1 drafts, and draws the W positions after them, each
-with its own random numbers. A draft is accepted where the draw of its position equals it; the first draw that differs
-is final too. So the video is the same, code for code, as with one token a pass.
+A pass takes W input tokens of a video, its last final one and W - 1 drafts, and samples the W positions after them,
+each with its own random numbers. A draft is accepted if the sample at its position equals it; the first sample that
+differs is final too. So the video has the same codes as with one token per pass.
 
-`frame` drafts a token by its aligned token, N earlier. `jacobi` begins there and takes what a pass drew after its first
-difference as the drafts of the next pass (speculative Jacobi decoding, arXiv 2410.01699).
+`frame` proposes the code of the aligned token, N earlier. `jacobi` prefers what the last pass sampled after its first
+difference (speculative Jacobi decoding, arXiv 2410.01699), and takes aligned tokens after that.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from fastcar_cli.decoding.inputs import Inputs
 class DraftSettings:
     """How tokens are drafted."""
 
-    kind: str = "off"  # `off`, `frame`, `jacobi`, or `auto`, which chooses by what passes cost and what is accepted
-    window: int = 1  # W, most input tokens of a video that one pass takes
-    accept: float | None = None  # to measure: the chance that a draft counts as right, whatever is drawn
+    kind: str = "off"  # `off`, `frame`, `jacobi`, or `auto`: jacobi, its length chosen by measured cost and acceptance
+    window: int = 1  # W, maximum input tokens per video and pass
+    accept: float | None = None  # for benchmarks: accept each draft with this probability, whatever is sampled
 
     @property
     def fixed(self) -> int:
@@ -51,9 +51,9 @@ class Pass(NamedTuple):
 
 
 class Drafter:
-    """Drafts the next tokens of every video of a batch, and says how many are right.
+    """Drafts the next tokens of every video of a batch, and counts how many are right.
 
-    passes: what was run, in order. drafted: whether a final position was an accepted draft, bool [P, T*N].
+    passes: all passes, in order. drafted: whether a final position was an accepted draft, bool [P, T*N].
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Drafter:
         together: bool = True,
         most: int | None = None,
     ) -> None:
-        """Drafts lie in `draws` where they would be final.
+        """Drafts are written to the codes of `draws`, at their positions.
 
         frame: N. columns: codes in a row of a frame. lockstep: all videos must be at the same token. before: codes
-        int64 [P, N, depth] of the frame before the first, where prompts hold one. windows: what `auto` has learned of
-        earlier videos. together: a pass takes given tokens (`Draws.places`) beside its drafts.
+        int64 [P, N, depth] of the frame before the first, if prompts hold one. windows: what `auto` has measured in
+        earlier videos. together: a pass takes given tokens (`Draws.places`) besides its drafts.
         """
         self._before, self._places, self._known = before, draws.places if together else set[int](), 0
         self._draws, self._frame, self._columns, self._lockstep = draws, frame, columns, lockstep
@@ -82,9 +82,9 @@ class Drafter:
         if settings.kind == "auto":
             self._choice = windows or DraftWindow(settings.window)
             self._choice.begin(draws.tokens, most)
-            # The same memory, since NumPy reads a few numbers ten times as fast as torch.
+            # The same memory: NumPy reads a few numbers ten times as fast as torch.
             self._array: Any = draws.buffer.numpy() if draws.buffer.device.type == "cpu" else draws.buffer
-        # Below these positions the codes of a video hold what the last pass drew.
+        # Below these positions the codes of each video are samples of the last pass.
         self._drawn = [0] * draws.videos
         self._drafts: Tensor | None = None
         self._accept, self._chance = settings.accept, torch.Generator().manual_seed(0)
@@ -109,7 +109,7 @@ class Drafter:
         return Inputs(first, count)
 
     def _given_from(self, position: int) -> int:
-        """How many given tokens in a row a pass takes from this position on."""
+        """Number of consecutive given tokens from this position on, which a pass takes together."""
         return next(n for n in itertools.count() if (position + n) % self._frame not in self._places)
 
     def _write(self, video: int, begin: int, end: int) -> None:
@@ -126,7 +126,7 @@ class Drafter:
             codes[begin:end] = torch.where(fixed < 0, codes[begin:end], fixed)
 
     def _codes(self, begin: int, end: int) -> Tensor:
-        """Codes [P, n, depth] of positions from `begin` to before `end`; those below 0 are the prompts'."""
+        """Codes [P, n, depth] of positions `begin` to `end` - 1; negative positions are the prompts'."""
         codes = self._draws.buffer[:, max(0, begin) : max(0, end)]
         if begin >= 0 or self._before is None:
             return codes
@@ -152,9 +152,9 @@ class Drafter:
         return sum(right) / len(right) if self._accept is None else self._accept
 
     def accepted(self, inputs: Inputs, record: bool = True) -> tuple[int, ...]:
-        """How many positions after the inputs, whose codes are drawn, are final in each video.
+        """Number of positions after the inputs, now sampled, that become final in each video.
 
-        Without `record` the pass does not count: its codes were final before.
+        Without `record` the pass is not counted: its codes were final before.
         """
         draws, last = self._draws, self._draws.limit - 1
         if self._drafts is None:
@@ -191,7 +191,7 @@ class Drafter:
         }
 
     def learn(self, seconds: float) -> None:
-        """Take into account what the last pass took."""
+        """Record the seconds of the last pass, to choose the draft length."""
         if self._choice is not None and not self._known:
             last = self.passes[-1]
             self._choice.learn(last.taken, [n for n in last.accepted if n], seconds)

@@ -1,7 +1,7 @@
-"""How many tokens the next pass takes: the draft length that makes most tokens a second final.
+"""The draft length of the next pass: the one that is expected to make the most tokens final per second.
 
-Passes are timed, and what they accept says how likely a draft at each place is right. A length that was never timed is
-judged by the line through those that were; one that lost looks a little better with every pass, so it is tried again.
+Passes are timed and their accepted drafts counted. The cost of a length that was never timed is interpolated linearly
+between those that were; the cost of one that lost falls a little with every pass, so it is tried again.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-# The first length that is tried, and passes of a new one before it is judged, as the first may be slow.
+# The first length that is tried, and how many passes of a new length are timed, as the first may be slow.
 FIRST, TRIAL = 4, 2
-# Passes of a length whose fastest is its cost: another program only makes passes slower.
+# The fastest of this many last passes is a length's cost, as other programs only make passes slower.
 LATELY = 5
 # Decay of the weight of older passes.
 FORGET = 0.04
-# Most that lengths may lose in a video, in passes of one token: a share of its tokens, but at least so many.
+# Maximum time that trials may lose per video, in one-token passes: a share of its tokens, but at least STAKE.
 STAKE, SHARE = 4.0, 0.02
-# Most of the time of passes of one token that choosing may take, and most passes between two looks: a look takes 60 us,
-# a pass of a small model 300, and another program may have made a look long.
+# Maximum share of the time of one-token passes for choosing a length, and maximum passes between two choices: a choice
+# takes 60 us, a pass of a small model 300, and another program may have made a choice slow.
 LOOKS, PAUSE = 0.005, 32
-# What the cost of a length that lost is multiplied by for every pass without it, half as much each time it loses.
+# Factor on the cost of a length that lost, for each pass without it; its effect halves each time the length loses.
 EASE = 0.995
 
 
 @dataclass
 class _Window:
-    """Passes of one draft length: seconds of the last ones, and of one token at that time; the number of the last one,
-    how often the length lost; passes of a video and their tokens.
+    """Passes of one draft length: seconds of the last ones, and of a one-token pass at that time; number of the last
+    pass; how often the length lost; passes in this video and their final tokens.
     """
 
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY))
@@ -48,14 +48,14 @@ class DraftWindow:
         self._sizes = [1 << i for i in range(most.bit_length())]
         self._timed = {1: _Window()}
         self._now, self._trial, self._passes = 1, TRIAL, 0
-        # By place in the window: how many drafts were looked at, and how many of them were right.
+        # By position in a pass: how many drafts were checked, and how many of them were right.
         self._tried, self._right = [0.0] * most, [0.0] * most
         self._stake = 0.0
-        # The pass before which nothing is chosen anew.
+        # The first pass that may choose again.
         self._look = 0
 
     def begin(self, tokens: int, most: int | None = None) -> None:
-        """Start another video or batch of `tokens` tokens; its passes take `most` of them, None: as many as before."""
+        """Start another video or batch of `tokens` tokens; its passes take at most `most`; None: as before."""
         self._sizes = [size for size in self._sizes if size <= (most or size)]
         self._stake = max(STAKE, SHARE * tokens)
         for window in self._timed.values():
@@ -82,7 +82,7 @@ class DraftWindow:
         return self._now
 
     def learn(self, window: int, accepted: list[int], seconds: float) -> None:
-        """Count a pass of a draft length: tokens of each video that became final, and seconds."""
+        """Record a pass of a draft length: tokens of each video that became final, and seconds."""
         self._passes += 1
         self._trial = max(0, self._trial - 1)
         # Fewer tokens than the window may be left, near the end of a frame or video.
@@ -104,7 +104,7 @@ class DraftWindow:
                 self._right[place] += place < count
 
     def _seconds(self, window: _Window) -> float:
-        """Of a pass of a timed draft length, scaled where passes of one token have become faster since it was used."""
+        """Seconds of a pass of a timed draft length, scaled if one-token passes have become faster since then."""
         seconds, one = min(window.seconds), min(self._timed[1].seconds)
         return seconds * one / window.one if window.one > one else seconds
 
@@ -121,7 +121,7 @@ class DraftWindow:
         """Expected final tokens of a pass with a draft length."""
         total, reached, right = 1.0, 1.0, promising
         for place in range(1, size):
-            # A place that was seldom reached is as good as the one before it.
+            # A position that was seldom reached is as likely right as the one before it.
             right = (self._right[place] + right) / (self._tried[place] + 1)
             reached *= max(right, promising) if self._now == 1 else right
             total += reached
@@ -130,8 +130,8 @@ class DraftWindow:
         return total
 
     def _most(self, size: int) -> float:
-        """Seconds of a pass with a draft length, as measured; or as many as passes of the next timed length take for
-        so many tokens. A trial may cost no more than is left, however much better a length that lost looks by now.
+        """Upper estimate of the seconds of a pass with a draft length: measured, or those of the next shorter timed
+        length, scaled by tokens. It limits trials, however much better a length that lost looks by now.
         """
         timed = max(s for s, w in self._timed.items() if s <= size and w.seconds)
         return self._seconds(self._timed[timed]) * size / timed

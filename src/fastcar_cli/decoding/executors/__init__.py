@@ -1,1 +1,1 @@
-"""Who runs the passes of a decode: plain torch, native kernels, CUDA graph."""
+"""Executors of decode passes: plain torch, native kernels, CUDA graph."""

@@ -17,12 +17,12 @@ from fastcar_cli.decoding.kv_cache import prompt_mask
 from fastcar_cli.decoding.prompt_rows import PromptRows
 from fastcar_cli.models.decoder import Block, attention, rotate
 
-PREFILL_TOKENS = 512  # of a prompt that attend, and whose MLPs run, at once: bounds the memory of scores
+PREFILL_TOKENS = 512  # of a prompt that attend, and run their MLPs, at once: limits the memory of scores
 
 
 class Passed(NamedTuple):
-    """What `Executor.advance` needs of a pass: what replayed, bool, and scores float32, [layers, rows, count], or None;
-    what restores the slots of drafts; how many tokens of a video it ran, at least the inputs.
+    """What `Executor.advance` needs of a pass: which MLPs replayed, bool, and scores float32, [layers, rows, count], or
+    None; functions that restore the drafts' slots; how many tokens per video it ran, at least the inputs.
     """
 
     flags: Tensor | None = None
@@ -35,8 +35,8 @@ class Executor(ABC):
     """Decodes a batch in inference mode: `prefill`, `draw` of position 0, then `advance` and `step` in turn."""
 
     name: str
-    most_inputs = 1  # input tokens of a video that one pass can take
-    seconds: Mapping[int, float] | None = None  # of a pass by its inputs, where the host does not wait for each
+    most_inputs = 1  # maximum input tokens per video and pass
+    seconds: Mapping[int, float] | None = None  # of a pass by its number of inputs, if the host does not wait for each
     sequential = False  # whether the inputs of a pass are run one after another, so that drafts save no time
 
     def __init__(self, batch: Batch) -> None:
@@ -58,11 +58,11 @@ class Executor(ABC):
         return run_prompts(self._batch, self._prompt_inputs())
 
     def refresh(self, tokens: slice) -> None:
-        """Take what the inputs of these tokens have added now; one that reads `Places` in each pass needs nothing."""
+        """Reread the vectors added to these tokens; does nothing in an executor that reads `Places` in each pass."""
         return
 
     def draw(self, hidden: Tensor, inputs: Inputs) -> Step:
-        """Draw the positions after the inputs from their hidden states [rows, count, width], into the batch."""
+        """Sample the positions after the inputs from their hidden states [rows, count, width], into the batch."""
         draws = self._batch.draws
         tokens = inputs.tokens(inputs.videos, hidden.device)
         drawn = [draws.draw(hidden[:, i], t + 1, self.logits) for i, t in enumerate(tokens)]
@@ -73,14 +73,14 @@ class Executor(ABC):
 
     @abstractmethod
     def step(self, inputs: Inputs) -> Step:
-        """Run the input tokens through the decoder and draw the positions after them."""
+        """Run the input tokens through the decoder and sample the positions after them."""
 
     def advance(self, inputs: Inputs, accepted: tuple[int, ...], record: bool = True) -> None:
-        """Make the first `accepted` inputs of each video final, at least one; take back what the others left in the
-        caches. Without `record` their decisions are those of an earlier pass.
+        """Make the first `accepted` inputs of each video final, at least one; restore what the others overwrote in the
+        caches. Without `record` the decisions of an earlier pass stay.
         """
         replay, (flags, scores, restores, ran) = self._batch.replay, self._passed
-        # A prefill may come next, which leaves nothing to take back.
+        # A prefill may come next, after which there is nothing to restore.
         self._passed = Passed()
         if restores and min(accepted) < ran:
             of_rows = self._rows.new_tensor(accepted * (len(self._rows) // len(accepted)))
@@ -95,7 +95,7 @@ class Executor(ABC):
         self._batch.draws.advance(inputs, accepted)
 
     def _overwrites(self, inputs: Inputs) -> Sequence[Restore]:
-        """What drafts will overwrite in the caches; the first input is final and needs no copy."""
+        """Copy what drafts will overwrite in the caches; the first input is final and needs no copy."""
         replay, cache = self._batch.replay, self._batch.cache
         if inputs.count == 1 or (replay is None and not cache.overwrites):
             return ()
@@ -111,7 +111,7 @@ class Executor(ABC):
         return logits
 
     def _embed(self, codes: Tensor) -> Tensor:
-        """Sums of code vectors, rounded as those of drawn codes are."""
+        """Summed code vectors, rounded like those of sampled codes."""
         return self._batch.model.embed(codes)
 
     def _mark(self, part: str) -> None:
@@ -121,7 +121,7 @@ class Executor(ABC):
 
 
 class HostExecutor(Executor):
-    """An executor that returns to the host between the decoder and the draw."""
+    """An executor that returns to the host between the decoder and sampling."""
 
     def step(self, inputs: Inputs) -> Step:
         """See `Executor`."""
@@ -135,7 +135,7 @@ class HostExecutor(Executor):
     def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
         """Run the input tokens through the decoder: hidden states after the final norm, [rows, count, width].
 
-        latent [P, count, code_width] are the sums of their code vectors. Appends to the caches, and sets `_passed`.
+        latent [P, count, code_width]: their summed code vectors. Appends to the caches, and sets `_passed`.
         """
 
 
@@ -148,7 +148,7 @@ class PromptPart:
     x: Tensor  # the residual stream [rows, n, width] of the n tokens that are not reused
     positions: Tensor  # [rows, n]
     cos: Tensor  # [rows, 1, n, head_dim]
-    sin: Tensor  # as `cos`
+    sin: Tensor  # like `cos`
 
 
 def run_prompts(batch: Batch, x: Tensor) -> Tensor:
@@ -199,9 +199,9 @@ def _run_block(batch: Batch, layer: int, block: Block, part: PromptPart) -> list
 
 
 def _joined(kinds: Sequence[Tensor], parts: Sequence[PromptPart], padded: int = 1) -> Tensor:
-    """Tensors of the parts, each [rows, ..., its padded, n], as one of the batch: [rows, ..., padded, n].
+    """Join tensors of the parts, each [rows, ..., its padded, n], to one of the batch: [rows, ..., padded, n].
 
-    A token's numbers lie together in memory, as blocks leave them: the rounding of sums over tokens depends on it.
+    A token's numbers are adjacent in memory, as blocks leave them: the rounding of sums over tokens depends on it.
     """
     if len(parts) == 1 and len(parts[0].videos) == 1:
         return kinds[0]

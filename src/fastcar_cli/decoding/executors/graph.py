@@ -1,8 +1,8 @@
-"""The executor of GPUs: a whole pass without the host, captured as a CUDA graph and launched again for each pass.
+"""The executor for GPUs: a whole pass without the host, captured as a CUDA graph and launched again for each pass.
 
-The pass takes its first input token of each video from a counter on the device, runs the decoder by Triton kernels,
-draws the codes and counts on. Caches, codes and decisions are the batch's own tensors. After a pass with drafts the
-host waits to count what is accepted, and says where the next pass begins.
+The pass takes its first input token of each video from a counter on the device, runs the decoder with Triton kernels,
+samples the codes and advances the counter. Caches, codes and decisions are the batch's own tensors. After a pass with
+drafts the host waits, counts the accepted ones and sets the counter for the next pass.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from fastcar_cli.decoding.executors.triton_ops import TritonOps
 
 
-PASSES = 3  # passes by which a graph is timed
+PASSES = 3  # passes to time a graph
 _MEASURED: dict[Any, float] = {}  # seconds of a pass by device, timer, model, format, caches and input tokens
 
 Timer = Callable[[int, Callable[[], Passed]], tuple[Passed, float]]
-"""Runs a pass of so many input tokens of a video: what it gives, and its seconds."""
+"""Runs a pass of this many input tokens per video; returns its result and its seconds."""
 
 
 def _by_events(count: int, launch: Callable[[], Passed]) -> tuple[Passed, float]:
-    """A `Timer`: by events; with drafts the host's time, as it waits for what they gave."""
+    """A `Timer` with CUDA events; with drafts it takes the host's time, since the host waits for their results."""
     torch.cuda.synchronize()
     began, start, end = time.perf_counter(), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
@@ -46,19 +46,19 @@ def _by_events(count: int, launch: Callable[[], Passed]) -> tuple[Passed, float]
 
 
 def row_limit(model: Network) -> int:
-    """Rows that the kernels take at once on the CUDA device of a model, in its dtype."""
+    """Maximum rows that the kernels support on the CUDA device of a model, in its dtype."""
     properties = torch.cuda.get_device_properties(model.device)
     return most_rows(getattr(properties, "shared_memory_per_block_optin", 48 * 1024), model.dtype.itemsize)
 
 
 def inputs_limit(batch: Batch) -> int:
-    """Most input tokens of a video in a pass of this batch."""
+    """Maximum input tokens per video in a pass of this batch."""
     most = 1 if batch.settings.draft.kind == "off" else batch.settings.draft.window
     return 1 if most == 1 else max(1, min(most, row_limit(batch.model) // batch.rows, batch.cache.most_inputs))
 
 
 def obstacle(batch: Batch) -> str | None:
-    """Why a step of this batch can't be one CUDA graph; None where it can."""
+    """Why a step of this batch can't be one CUDA graph; None if it can."""
     device = batch.model.device
     if device.type != "cuda":
         return f"the device is {device.type}, a graph needs cuda"
@@ -66,20 +66,20 @@ def obstacle(batch: Batch) -> str | None:
         return "triton is not installed"
     most = row_limit(batch.model)
     rules = (
-        (batch.rows > most, f"the batch has {batch.rows} rows, its kernels take {most} on this device"),
-        (batch.model.spec.decoder.source > 0, "its kernels have no cross attention"),
-        (batch.draws.keep_logits, "logits are wanted"),
+        (batch.rows > most, f"the batch has {batch.rows} rows; the CUDA graph supports at most {most} on this device"),
+        (batch.model.spec.decoder.source > 0, "the CUDA graph does not support cross-attention"),
+        (batch.draws.keep_logits, "logits are requested"),
         (batch.settings.kv_dtype != "auto", f"keys and values are {batch.settings.kv_dtype}"),
-        (batch.settings.rule.target is not None, "the replay ratio is a target, which moves the thresholds as it goes"),
+        (batch.settings.rule.target is not None, "the replay ratio is a target, whose thresholds the host sets"),
         (batch.draws.tokens < 2, "there is one token only"),
     )
     return next((why for hit, why in rules if hit), None)
 
 
 class GraphExecutor(Executor):
-    """Passes of a batch by Triton kernels; with `capture` as CUDA graphs, else called from the host.
+    """Runs passes of a batch with Triton kernels: with `capture` as CUDA graphs, else called from the host.
 
-    A graph takes one input token of each video, or a power of two up to `most_inputs`. Raises RunError where the
+    A graph takes one input token of each video, or a power of two up to `most_inputs`. Raises RunError if the
     kernels don't compile or a graph can't be captured.
     """
 
@@ -95,20 +95,19 @@ class GraphExecutor(Executor):
         device = batch.model.device
         self._first = torch.zeros(batch.prompts.videos, dtype=torch.int64, device=device)
         self._drafts = torch.arange(self.most_inputs, device=device)
-        # What is in `_first` after a pass.
+        # The value of `_first` after a pass.
         self._next: tuple[int, ...] | None = None
         self._launches: dict[int, tuple[TritonOps, Callable[[], Passed]]] = {}
 
     @torch.inference_mode()
     def step(self, inputs: Inputs) -> Step:
-        """See `Executor.step`. The host waits for nothing where it takes the token after the last pass's first."""
+        """See `Executor.step`. The host does not wait if the inputs are the tokens after the last pass's first ones."""
         batch = self._batch
         if inputs.first != self._next:
             self._first.copy_(self._first.new_tensor(inputs.first))
         self._next = tuple(t + 1 for t in inputs.first)
         count, auto = min(1 << (inputs.count - 1).bit_length(), self.most_inputs), batch.settings.draft.kind == "auto"
-        # Near the end of a video fewer tokens are left than a captured graph takes: what it draws after them is not
-        # looked at.
+        # Near the end of a video fewer tokens are left than a captured graph takes: its samples after them are unused.
         if not auto or inputs.count == batch.draws.limit - min(inputs.first) - 1:
             count = min((size for size in self._launches if size >= inputs.count), default=count)
         if count not in self._launches:
@@ -136,16 +135,16 @@ class GraphExecutor(Executor):
         super().advance(inputs, accepted, record)
 
     def logits(self, x: Tensor, d: int) -> Tensor:
-        """See `Executor.logits`; by the kernels once a pass has run."""
+        """See `Executor.logits`; with the kernels once a pass has run."""
         if not self._launches:
             return super().logits(x, d)
         ops, _ = next(iter(self._launches.values()))
         return ops.logits(x, d)[: len(x)]
 
     def _run(self, ops: TritonOps) -> Passed:
-        """One pass from the first input tokens on, which it counts up; all results are in `ops` and the batch.
+        """Run one pass from the tokens in `_first` on and increment them; all results are in `ops` and the batch.
 
-        The only input of a pass is final, so the pass itself learns from it.
+        A single input is final, so the pass itself records its decisions.
         """
         batch, model, replay = self._batch, self._batch.model, self._batch.replay
         draws, added, rows, count = batch.draws, batch.places.added, batch.rows, ops.inputs
@@ -194,10 +193,10 @@ class GraphExecutor(Executor):
         return seconds
 
     def _captured(self, ops: TritonOps) -> Callable[[], Passed]:
-        """The pass as a CUDA graph; calling it launches the graph without waiting for it.
+        """Capture the pass as a CUDA graph; the returned function launches it without waiting for it.
 
-        The pass runs twice before, to compile its kernels and to let libraries allocate; what it overwrites is
-        restored. What `advance` needs is in memory that the graph writes again at each launch.
+        The pass first runs twice, to compile its kernels and to let libraries allocate; what it overwrites is
+        restored. What `advance` needs is in memory that each launch overwrites.
         """
         device = self._first.device
         try:

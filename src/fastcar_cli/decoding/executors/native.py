@@ -1,4 +1,4 @@
-"""The executor of CPUs: a pass, and drawing the codes of a position, in one call each of the native kernels."""
+"""The executor for CPUs: one call of the native kernels runs a pass, another one samples the codes."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from fastcar_cli.models.depth import DepthTransformer
 from fastcar_cli.models.network import Network
 from fastcar_cli.weights.formats import QuantisedLinear, multiplied_by
 
-# Below this many bytes of weights one thread is done before a second one has its share.
+# Below this many bytes of weights one thread finishes before a second one could help.
 SMALL = 128 * 1024
-# Tokens of prompts, of all rows, in a pass: their products are bound by arithmetic, and more would take more memory.
-PREFILL_TOKENS = 256
+# Prompt tokens of all rows per pass: their products are bound by arithmetic, and more would take more memory.
+PREFILL_PASS = 256
 
 
 def obstacle(model: Network) -> str | None:
-    """Why the native kernels can't run this model here; None where they can."""
+    """Why the native kernels can't run this model here; None if they can."""
     if model.device.type != "cpu":
         return f"native kernels are for the CPU, the model is on {model.device}"
     if model.dtype not in (torch.float32, torch.bfloat16):
-        return f"native kernels have no dtype {str(model.dtype).removeprefix('torch.')}"
+        return f"native kernels don't support dtype {str(model.dtype).removeprefix('torch.')}"
     return native.unavailable()
 
 
@@ -45,7 +45,7 @@ def _linear(module: nn.Linear | QuantisedLinear) -> native.Linear:
 
 
 def block_weights(block: Block, cross_kv: KV | None = None) -> native.BlockWeights:
-    """A decoder block as the kernels take it, with its cross-attention KV; matrices are not copied."""
+    """A decoder block's weights for the kernels, with its cross-attention KV; matrices are not copied."""
     norms = {"norm1": block.input_layernorm, "norm2": block.post_attention_layernorm}
     norms |= {f"{part}_norm": norm for part in "qk" if (norm := getattr(block.self_attn, f"{part}_norm")) is not None}
     linears = {part: getattr(block.self_attn, f"{part}_proj") for part in "qkvo"}
@@ -86,7 +86,7 @@ def _transformer(depth: DepthTransformer) -> native.DepthWeights:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Inside, torch computes with this thread alone: its idle helpers would take cores from the native products."""
+    """Make torch use only this thread: its idle helpers would take cores from the native products."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -96,7 +96,7 @@ def _alone() -> Iterator[None]:
 
 
 class NativeExecutor(HostExecutor):
-    """Hands the tensors of a batch to the native kernels. The thresholds of a pass are its whole replay rule."""
+    """Passes the tensors of a batch to the native kernels, which know only the thresholds of the replay rule."""
 
     name = "native"
 
@@ -129,7 +129,7 @@ class NativeExecutor(HostExecutor):
         self._maps = [(_linear(m), 1 if m.weight.nbytes < SMALL else threads) for m in maps]
         self._products: dict[int, list[native.Product]] = {}
         self._absolute = model.llm.absolute
-        # With the bias of the last map: added in one order for any number of videos and tokens.
+        # Added vectors include the last map's bias, so that sums have one order for any number of videos and tokens.
         self._bias, added = None, batch.places.added
         if added is not None and maps:
             last, last_threads = self._maps[-1]
@@ -138,7 +138,7 @@ class NativeExecutor(HostExecutor):
         # Without a depth transformer no code vectors are summed, and the table may be as large as a vocabulary.
         self._codebooks = [torch.empty(model.spec.codes, 0)]
         if model.depth is not None:
-            # By depth, without the last row of a model's codebook.
+            # One table per depth, without the last row of a model's codebook.
             tables = {book: book.weight[: model.spec.codes].float().contiguous() for book in model.codebooks}
             self._codebooks = [tables[book] for book in model.codebooks]
         sampling = batch.settings.sampling
@@ -157,7 +157,7 @@ class NativeExecutor(HostExecutor):
             threads=threads,
         )
         self._top_p = [sampling.top_p_of(index // batch.frame) for index in range(batch.draws.buffer.shape[1])]
-        # What a pass with one token of a row writes: scores and flags [layers, rows, 1], and as the kernels take them.
+        # Outputs of a pass with one token per row: scores and flags [layers, rows, 1], and views for the kernels.
         scores = torch.full((spec.layers, batch.rows, 1), torch.nan)
         flags = torch.zeros_like(scores, dtype=torch.bool)
         self._one = flags, scores, flags[:, :, 0], scores[:, :, 0]
@@ -172,12 +172,12 @@ class NativeExecutor(HostExecutor):
             self._added[tokens] = self._with_bias(added[tokens])
 
     def prefill(self) -> Tensor:
-        """See `Executor.prefill`; packed weights are multiplied as they are."""
+        """See `Executor.prefill`; packed weights are multiplied without unpacking."""
         batch = self._batch
         if not any(isinstance(m, QuantisedLinear) for block in batch.model.llm.blocks for m in block.modules()):
             return super().prefill()
-        # Padding has no place among the keys of the native kernels.
-        if batch.prompts.aligned and batch.rows <= PREFILL_TOKENS and not bool(batch.cache.pad.any()):
+        # In this prefill the native kernels do not support padding.
+        if batch.prompts.aligned and batch.rows <= PREFILL_PASS and not bool(batch.cache.pad.any()):
             return batch.model.llm.norm(self._run_prompts(self._prompt_inputs()).to(self._dtype))
         with _alone(), multiplied_by(self._packed_product):
             return super().prefill()
@@ -197,10 +197,10 @@ class NativeExecutor(HostExecutor):
         spec, rows, padded = model.spec.decoder, len(chosen), prompts.padded
         x, index, none = x[chosen].float(), torch.arange(padded), torch.zeros(padded, dtype=torch.int64)
         cos, sin = (angles.float() for angles in model.llm.rotary(index[:, None], model.dtype))
-        # Of one layer: the caches receive what it makes of all prompts before the next one runs.
+        # Results of one layer for all prompts: the caches receive them before the next layer runs.
         heads = torch.empty(2, 1, rows, spec.kv_heads, padded, spec.head_dim, dtype=model.dtype)
         outputs = torch.empty(1, rows, padded, spec.width, dtype=model.dtype)
-        most = PREFILL_TOKENS // rows
+        most = PREFILL_PASS // rows
         for layer, block in enumerate(self._blocks):
             run = native.DecoderPass(
                 [block],
@@ -243,7 +243,7 @@ class NativeExecutor(HostExecutor):
         return products.view(*x.shape[:-1], -1).to(x.dtype)
 
     def advance(self, inputs: Inputs, accepted: tuple[int, ...], record: bool = True) -> None:
-        """See `Executor.advance`. One thread puts back what drafts overwrote: torch's others would wait for cores."""
+        """See `Executor.advance`. One thread restores what drafts overwrote: torch's others would wait for cores."""
         if not self._passed.restores:
             return super().advance(inputs, accepted, record)
         with _alone():

@@ -1,6 +1,6 @@
 """The readable executor: a pass in plain torch, on any device.
 
-The only one for observers, other scores than TAS and other MLP backends, and the reference of the others in tests.
+Only it supports observers, scores other than TAS and other MLP backends; it is the reference of the others in tests.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fastcar_cli.models.decoder import rotate
 
 
 class PlainExecutor(HostExecutor):
-    """A pass in plain torch. What replays is decided on the host, a layer at a time. Input tokens are run one after
-    another, so each gives the same numbers as in a pass of its own; of videos at different tokens up to rounding.
+    """Runs passes in plain torch. The host decides what replays, layer by layer. Input tokens run one after another, so
+    each gives the same numbers as in a pass of its own (up to rounding if videos are at different tokens).
     """
 
     name = "torch"
@@ -36,7 +36,7 @@ class PlainExecutor(HostExecutor):
             self._scorer = GateScorer(replay.rule.score, batch.frame, replay.first)
             layers = batch.model.spec.decoder.layers
             self._noise = noise(batch.draws.uniforms, layers, batch.rows).to(batch.model.device)
-        # What observers and scorers remember of a token can't be taken back.
+        # What observers and scorers remember of a rejected token can't be undone.
         self.most_inputs = 1 if self._scorer or batch.observers.watch else batch.cache.most_inputs
 
     def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class PlainExecutor(HostExecutor):
                 rotated, k = rotate(q, cos, sin), rotate(k, cos, sin)
                 self._mark("attention.rotary")
                 keys, values = batch.cache.append(i, k, v, step)
-                # One query a head: the query heads of a group are query positions here.
+                # One query per head: the query heads of a group are query positions here.
                 grouped = rotated.view(len(q), keys.shape[1], -1, q.shape[-1])
                 output = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).reshape(q.shape)
                 heads.extend((q, rotated, output))
@@ -105,7 +105,7 @@ class PlainExecutor(HostExecutor):
     def _score(
         self, layer: int, inputs: Inputs, step: Reach, heads: list[Tensor], before: Tensor, after: Tensor
     ) -> Tensor:
-        """The scores [rows] of a layer; `before` and `after` attention is the residual stream."""
+        """The scores [rows] of a layer; `before`, `after`: the residual stream before and after attention."""
         batch, replay = self._batch, self._batch.replay
         assert replay is not None
         query, rotated = heads[0][:, :, 0], heads[1][:, :, 0]

@@ -1,4 +1,4 @@
-"""Which executor decodes a batch."""
+"""Chooses the executor of a batch."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from fastcar_cli.models.network import Network
 
 
 def row_limit(model: Network, settings: DecodeSettings) -> int:
-    """Rows that can be decoded at once without giving up the requested executor, or drafts."""
+    """Maximum rows that can be decoded at once with the requested executor and drafts."""
     if model.device.type == "cuda" and settings.executor in ("auto", "graph"):
         return graph.row_limit(model) // settings.draft.fixed
-    # The native kernels bound the input tokens of a pass: rows times draft length, after given tokens.
+    # The native kernels limit the input tokens of a pass: rows times (draft length + given tokens).
     return MOST_ROWS // (settings.draft.window + model.spec.layout.together)
 
 
 def choose(batch: Batch) -> tuple[Executor, str]:
-    """The executor of a batch by its `executor` setting, and why.
+    """Choose the executor of a batch by its `executor` setting; returns it and the reason.
 
-    `auto` takes the native kernels on a CPU and a CUDA graph on a GPU where the rules allow it, else plain torch, which
-    can do everything. Raises RequestError where the requested one can't be had.
+    `auto` takes the native kernels on a CPU and a CUDA graph on a GPU if the rules allow it, else plain torch, which
+    supports everything. Raises RequestError if the requested one is unavailable.
     """
     name, device, replay, seen = batch.settings.executor, batch.model.device.type, batch.replay, batch.observers
     if name not in (names := choices.values(choices.Executor)):
         raise RequestError("unknown", key="executor", value=name, allowed=", ".join(names))
     rules = (
         (batch.backend.name != "torch", f"the backend is {batch.backend.name}"),
-        (seen.watch is not None or seen.on_block is not None, "every block is watched"),
+        (seen.watch is not None or seen.on_block is not None, "an observer reads every block"),
         (replay is not None and replay.rule.score != DEFAULT, f"the score is {batch.settings.rule.score}"),
-        (seen.mark is not None, "parts of a pass are timed"),
+        (seen.mark is not None, "the profiler times parts of a pass"),
     )
     obstacle = next((why for applies, why in rules if applies), None)
     if name == "native" or (name == "auto" and device == "cpu"):
@@ -46,7 +46,7 @@ def choose(batch: Batch) -> tuple[Executor, str]:
         if why is None and name == "auto":
             why = self_check.unproven(batch)
         if why is None:
-            return graph.GraphExecutor(batch, graph.inputs_limit(batch)), "a CUDA graph a pass"
+            return graph.GraphExecutor(batch, graph.inputs_limit(batch)), "a CUDA graph per pass"
     else:
         why = "requested" if name == "torch" else f"the device is {device}"
     if name not in ("auto", "torch"):

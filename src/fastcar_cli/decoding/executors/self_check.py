@@ -1,6 +1,6 @@
-"""Whether a CUDA graph may be trusted on this device: a few tokens decoded both ways and compared, once.
+"""The self-check of the CUDA graph on a device: once, it decodes a few tokens with it and in plain torch, and compares.
 
-The verdict is stored in the user's cache under all that it depends on: device, versions, shapes.
+The verdict is stored in the user's cache, by all that it depends on: device, versions, shapes.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from fastcar_cli.models.network import Network
 from fastcar_cli.system.device import out_of_memory
 from fastcar_cli.system.files import write_whole
 
-# Input tokens that are decoded both ways, for each of the settings tried.
+# Input tokens that are decoded both ways, for each setting tried.
 TOKENS = 12
-# In float32, and where sums are rounded to 16 bits: shares that may differ, median relative distances of vectors.
-# In 16 bits the likeliest codes are drawn, of which sound kernels change a quarter (mini): vectors show a fault.
+# Limits in float32, and if sums are rounded to 16 bits: shares that may differ, median relative distances of vectors.
+# In 16 bits decoding is greedy, and correct kernels change a quarter of the codes (mini): vectors show a fault.
 EXACT = {"tokens": 0.0, "replay decisions": 0.0, "hidden states": 1e-3, "logits": 1e-3}
 ALLOWED = {"tokens": 0.75, "replay decisions": 0.05, "hidden states": 0.1, "logits": 0.1}
 
@@ -44,7 +44,7 @@ def verdict_file() -> Path:
 
 
 def _key(batch: Batch) -> str:
-    """What a verdict depends on, as a readable text with the shapes and the size of the weights hashed."""
+    """What a verdict depends on, as readable text with the shapes and the size of the weights hashed."""
     import triton
 
     model, inputs = batch.model, graph.inputs_limit(batch)
@@ -65,8 +65,8 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def unproven(batch: Batch) -> str | None:
-    """Why the graph is not to be trusted for batches like this; None once it has proved equal to plain torch. The first
-    call on a device takes seconds to a minute, as kernels are compiled.
+    """Why the graph can't be trusted for batches like this one; None if it agrees with plain torch. The first call on a
+    device takes seconds to a minute, as kernels are compiled.
     """
     file, key = verdict_file(), _key(batch)
     verdicts = _read(file)
@@ -75,11 +75,11 @@ def unproven(batch: Batch) -> str | None:
             why = difference(batch, graph.inputs_limit(batch))
         except (RunError, torch.OutOfMemoryError) as e:
             if out_of_memory(e.__cause__ or e):
-                # It may be another program's doing, so the next run asks again.
+                # Another program may have taken the memory, so the next run checks again.
                 return f"the self-check of the CUDA graph ran out of memory: {e}"
             why = str(e)
         verdicts = _read(file) | {key: why}
-        # Where the cache can't be written the check runs again next time.
+        # If the cache can't be written, the check runs again next time.
         with contextlib.suppress(OSError, RunError):
             file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(file, json.dumps(verdicts, indent=1) + "\n")
@@ -88,11 +88,10 @@ def unproven(batch: Batch) -> str | None:
 
 
 def difference(batch: Batch, inputs: int = 1, capture: bool = True, tokens: int = TOKENS) -> str | None:
-    """Decode some tokens of the batch's model both ways, with a full cache and with a window: how they differ, or None.
+    """Decode some tokens of the batch's model both ways, with a full cache and a window; says how they differ, or None.
 
-    Passes take up to `inputs` tokens of a video, some of them wrong, which are taken back. Every pass starts from the
-    same codes, caches and MLP outputs in both ways. Raises RunError where the kernels don't compile or the graph can't
-    be captured.
+    Passes take up to `inputs` tokens of a video, some of them wrong, which are rejected. Both ways start each pass from
+    the same codes, caches and MLP outputs. Raises RunError if the kernels don't compile or the graph can't be captured.
     """
     n, exact = batch.frame, batch.model.dtype is torch.float32
     settings = replace(batch.settings, frames=2 + -(-tokens // n), rule=ReplayRule(Tau((0.0,))), keep_tas=False)
@@ -105,7 +104,7 @@ def difference(batch: Batch, inputs: int = 1, capture: bool = True, tokens: int 
             executor = PlainExecutor(one) if plain else GraphExecutor(one, inputs, capture)
             drawn, hidden = _passes(one, executor, n, tokens, min(inputs, one.cache.most_inputs))
             assert one.replay is not None
-            # Both ways draw after the same states.
+            # Both ways compute logits of the same states.
             logits = _logits(executor, batch.model, (runs[0][2] if runs else hidden)[0, :, 0])
             runs.append((drawn, one.replay.replayed[:, :, n : n + tokens], hidden, logits))
         (codes, decisions, states, logits), (other_codes, other_decisions, other_states, other_logits) = runs
@@ -116,7 +115,7 @@ def difference(batch: Batch, inputs: int = 1, capture: bool = True, tokens: int 
             "logits": _distance(other_logits, logits),
         }
         for what, share in differing.items():
-            # NaN is above nothing.
+            # NaN counts as a difference.
             if not float(share) <= (EXACT if exact else ALLOWED)[what]:
                 return f"{what} differ by {float(share):.1%}, window {window or 'off'}"
     return None
@@ -128,7 +127,7 @@ def _passes(one: Batch, executor: Executor, first: int, tokens: int, most: int) 
     one.fast_forward()
     given, drawn, hidden, t = one.draws.buffer.clone(), list[Tensor](), list[Tensor](), first
     while t < first + tokens:
-        # What was drawn before does not count: both ways continue from the same tokens.
+        # Earlier samples are discarded: both ways continue from the same tokens.
         one.draws.buffer.copy_(given)
         one.draws.latent = None
         inputs, accepted = Inputs((t,) * one.prompts.videos, most), 1 + len(drawn) % most
@@ -142,13 +141,13 @@ def _passes(one: Batch, executor: Executor, first: int, tokens: int, most: int) 
 
 
 def _distance(a: Tensor, b: Tensor) -> Tensor:
-    """The median of the lengths of a - b over those of b, along the last dimension."""
+    """The median of |a - b| / |b|, with norms along the last dimension."""
     return ((a.float() - b.float()).norm(dim=-1) / b.float().norm(dim=-1)).median()
 
 
 @torch.inference_mode()
 def _logits(executor: Executor, model: Network, hidden: Tensor) -> Tensor:
-    """Logits [depth, rows, codes] of hidden states [rows, width], along the first code of every codebook."""
+    """Logits [depth, rows, codes] of hidden states [rows, width], given code 0 at every depth."""
     first, logits = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device), []
     x, total = hidden, torch.zeros((), dtype=hidden.dtype, device=hidden.device)
     for d, book in enumerate(model.codebooks):

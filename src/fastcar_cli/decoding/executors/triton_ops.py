@@ -1,4 +1,4 @@
-"""The parts of a step as Triton kernels. Imports triton."""
+"""The parts of a pass as Triton kernels. Imports triton."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fastcar_cli.weights.formats import QuantisedLinear
 
 
 class TritonOps:
-    """Triton kernels for passes of this many input tokens of each row, in lines (`kernels.gpu.append`): input 0 of all
-    rows, input 1 of all rows, and on. The MLP of a block in which every line replays reads no weight.
+    """Triton kernels for passes of `inputs` tokens per row. Tensors have lines (`kernels.gpu.append`): input 0 of all
+    rows, input 1 of all rows, and so on. If every line of a block replays, its MLP reads no weights.
 
     Besides the batch a pass reads and writes `tokens`, its inputs int64 [inputs, rows], `hidden` [rows, inputs, width]
-    and, of the replay rule, `thresholds`, `scores` (float32) and `flags` (uint8), each [layers, inputs, rows].
+    and, for the replay rule, `thresholds`, `scores` (float32) and `flags` (uint8), each [layers, inputs, rows].
     """
 
     def __init__(self, batch: Batch, inputs: int) -> None:
@@ -52,10 +52,10 @@ class TritonOps:
             self._past = empty(depth.blocks, depth.depth, lines, 3 * depth.width)
         ring = cache.window or 0, cache.first_ring_slot
         self._extent = Extent(cache.padded - cache.begin, cache.frame, *ring, batch.prompts.aligned - cache.begin)
-        # In a ring an input token takes the slot of one that those before it still attend to.
+        # In a ring an input token takes the slot of a token that earlier inputs still attend to.
         at_once = lines if cache.window is None else rows
         self._attending = [slice(first, first + at_once) for first in range(0, lines, at_once)]
-        # By input token and row, also where all prompts are equally long.
+        # By input token and row, also if all prompts are equally long.
         self._cos, self._sin = (a.expand(-1, rows, -1).contiguous() for a in (batch.places.cos, batch.places.sin))
 
     def norm(self, layer: RMSNorm, x: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class TritonOps:
         return mlp(h, [Matrix.of(p) for p in (m.gate_proj, m.up_proj, m.down_proj)], x, self._middle, cached)
 
     def multiply(self, module: QuantisedLinear, x: Tensor) -> Tensor:
-        """A linear map in few bits of x [..., in], for `multiplied_by`."""
+        """Apply a quantised linear map to x [..., in], for `multiplied_by`."""
         out = x.new_empty(*x.shape[:-1], module.out_features)
         linear(x.reshape(-1, x.shape[-1]), [Matrix.of(module)], out.view(-1, module.out_features))
         return out

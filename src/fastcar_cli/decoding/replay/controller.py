@@ -1,14 +1,14 @@
 """An online controller that adjusts the threshold to reach a replay ratio.
 
-Sixteen times a frame the controller sets tau so that the share f of the scores of the last frame lies above it:
+Sixteen times per frame the controller sets tau so that a share f of the last frame's scores lies above it:
 
     f = (target - replayed so far) / replays still possible          (both counted in MLPs)
 
-Under `max_age` the ages of the cached values bound what is possible, and only scores of places that may replay again
-are ranked. The ratio misses its target by at most the decisions between two settings, (N // 16) / (T*N - 1): 0.8 % for
-8 frames.
+With `max_age` the ages of the cached values limit the possible replays, and only scores of positions that may replay
+again are ranked. The ratio misses its target by at most the share of decisions between two settings,
+(N // 16) / (T*N - 1): 0.8 % for 8 frames.
 
-Each layer keeps the ratio by itself (scope `layer`), or all layers share one tau (`global`). Where scores equal the
+Each layer reaches the ratio by itself (scope `layer`), or all layers share one tau (`global`). If scores equal the
 threshold, or f falls between two ranks, an additive recurrence with the golden ratio decides. Every video of a batch
 has its own state.
 """
@@ -25,17 +25,17 @@ from torch import Tensor
 from fastcar_cli.decoding.inputs import Inputs
 
 GOLDEN = 0.6180339887498949
-SETTINGS_A_FRAME = 16
+SETTINGS_PER_FRAME = 16
 
 
 def max_ratio(
     frames: int, tokens_per_frame: int, max_age: int | None = None, dense: Sequence[int] = (), first: int = 1
 ) -> float:
-    """The largest replay ratio that T*N - 1 passes allow: the `first` frames and `dense` places are always computed."""
+    """The largest replay ratio of T*N - 1 passes: the `first` frames and `dense` positions of a frame never replay."""
     passes = frames * tokens_per_frame - 1
     if passes < 1 or frames <= first:
         return 0.0
-    # The last place's last token is never fed back, so that place is visited once less.
+    # The video's last token is never an input, so the last position of a frame is visited once less.
     visits, end = (frames - first, frames - first - 1), tokens_per_frame - 1
     often, last = (n if max_age is None else n - n // (max_age + 1) for n in visits)
     return (often * (end - sum(place < end for place in dense)) + last * (end not in dense)) / passes
@@ -43,7 +43,7 @@ def max_ratio(
 
 @dataclass(frozen=True)
 class Size:
-    """A batch; row r belongs to video r % videos."""
+    """Sizes of a batch; row r belongs to video r % videos."""
 
     layers: int
     rows: int
@@ -52,7 +52,7 @@ class Size:
     tokens: int  # T*N
     width: int
     slack: int = 0  # tokens after them that drafts may write
-    delimiters: Sequence[int] = ()  # places in a frame
+    delimiters: Sequence[int] = ()  # positions in a frame
     aligned: int = 0  # tokens of frames at the end of the prompts
     dtype: torch.dtype = torch.float32  # of MLP outputs
     device: torch.device | None = None
@@ -68,10 +68,10 @@ class Target:
 
 
 class Controller:
-    """Thresholds of one batch of videos, for `Replay`. Nothing is read back from its device while decoding.
+    """Sets the thresholds of one batch of videos, for `Replay`.
 
-    The `first` frames never replay; with none, the first scores are those of the frame's own first tokens. `dense`
-    places of a frame never replay. Raises ValueError for a ratio that can't be reached.
+    The `first` frames never replay; with 0 the first thresholds come from the first frame's own tokens. `dense`
+    positions of a frame never replay. Raises ValueError for a ratio that can't be reached.
     """
 
     def __init__(
@@ -96,14 +96,14 @@ class Controller:
         self._done = torch.zeros(videos, groups, device=device)
         self._scores = torch.zeros(layers, rows, self.frame, device=device)
         self._tau = torch.full((layers, rows), float("inf"), device=device)
-        self._every = max(1, self.frame // SETTINGS_A_FRAME)
+        self._every = max(1, self.frame // SETTINGS_PER_FRAME)
         self._first = first * self.frame
         self._at = self._first - self._every if first else 0
         self._seen = 0
 
     def thresholds(self, t: int, replayed: Tensor, age: Tensor) -> Tensor:
         """Tau of every layer and row at an input token t that may replay, float32 [layers, rows]. `replayed` bool
-        [layers, rows, T*N - 1] has the decisions up to t - 1; see `Replay.ages` for `age` [layers, rows, N].
+        [layers, rows, T*N - 1] holds the decisions up to t - 1; see `Replay.ages` for `age` [layers, rows, N].
         """
         if t < self._at + self._every:
             return self._tau
@@ -124,19 +124,19 @@ class Controller:
         return self._tau
 
     def horizon(self, t: int) -> int:
-        """How many input tokens from t on share the current thresholds."""
+        """Number of input tokens from t on that share the current thresholds."""
         since = t - self._at
         return self._every if since >= self._every else self._every - since
 
     def _possible(self, t: int, age: Tensor) -> Tensor:
-        """Possible further replays of each place from input token t on, [layers, rows, N]."""
+        """Number of replays still possible at each position of a frame from input token t on, [layers, rows, N]."""
         assert self._max_age is not None
         place = torch.arange(self.frame, device=age.device)
         visits = (self.passes - 1 - t - (place - t) % self.frame).div(self.frame, rounding_mode="floor") + 1
         return (visits - (visits + age).div(self._max_age + 1, rounding_mode="floor")) * self._gated
 
     def _by_group(self, values: Tensor) -> Tensor:
-        """[layers, rows, n] to [videos, groups, members * n]."""
+        """Reshape [layers, rows, n] to [videos, groups, members * n]."""
         split = values.unflatten(1, (self._per_video, self._videos))
         return split.permute(2, 0, 1, 3).reshape(*self._done.shape, -1)
 
@@ -146,8 +146,8 @@ class Controller:
         by_place[inputs.index(by_place, ring=True)] = scores.mT
 
     def _quantile(self, share: Tensor, dither: float, among: Tensor | None = None) -> Tensor:
-        """The threshold that `share` [videos, groups] of the remembered scores exceed, [videos, groups]. `among`
-        [layers, rows, places] leaves some of them out; those of places that never replay never count.
+        """The threshold that a `share` [videos, groups] of the stored scores exceeds, [videos, groups]. `among`
+        [layers, rows, positions] selects scores; those of positions that never replay are always left out.
         """
         if self._some_dense:
             gated = self._gated[: self._seen].expand(self._layers, len(self._tau[0]), -1)
@@ -167,7 +167,7 @@ class Controller:
         return tau.masked_fill(share <= 0, float("inf")).masked_fill(share >= 1, float("-inf"))
 
     def taus(self, video: int) -> list[float | None]:
-        """By layer, the `--tau` that would give this ratio in frames like the last one; None before the first."""
+        """The `--tau` of each layer that would give this ratio in frames like the last one; None before the first."""
         if not self._seen:
             return [None] * self._layers
         tau = self._quantile(torch.full_like(self._done, self.target.ratio / self._most), 0.5)[video]

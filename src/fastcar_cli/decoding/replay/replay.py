@@ -1,8 +1,8 @@
-"""Cache attentive replay: the rule, and one batch under it (FastCar, arXiv 2505.14709, section 4).
+"""Cache attentive replay: the rule, and its state for one batch (FastCar, arXiv 2505.14709, section 4).
 
 A block's MLP output for token j is that of the aligned token j - N if the temporal attention score (TAS) > tau, else it
 is computed; either way it is stored for the next frame. Ages, forced decisions, the controller and the first frame are
-turned into thresholds here, once a pass: what executes a pass only compares scores with thresholds.
+turned into thresholds here, once per pass; executors only compare scores with thresholds.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class ReplayRule:
     tau: Tau = OFF
     tas_definition: str = "attention"  # `released`: q before rotation, as in the published code; else both rotated
     pairs: bool = False  # whether the two rows of a guided video decide together, on their mean score
-    max_age: int | None = None  # how often in a row one value may be replayed; None: without end, 0: never
+    max_age: int | None = None  # how many times in a row one value may be replayed; None: no limit, 0: never
     replay_delimiters: bool = False  # whether delimiters may replay too
-    target: Target | None = None  # a replay ratio that a controller keeps by moving the thresholds, instead of `tau`
+    target: Target | None = None  # a replay ratio that a controller reaches by moving the thresholds, instead of `tau`
     score: str = "tas"  # what is compared with tau, a name of `scores.SCORES`; called TAS here, the default
     first_frame: int = 0  # first decoded frame that may replay, from 0
 
@@ -50,13 +50,13 @@ def temporal_attention_score(q: Tensor, k_aligned: Tensor) -> Tensor:
 
 
 def replays(scores: Tensor, thresholds: Tensor | float) -> Tensor:
-    """Which scores replay, bool: strictly above the threshold. NaN computes, so that it stays visible."""
+    """Whether each score is strictly above its threshold, bool. NaN does not replay, so that it stays visible."""
     return scores > thresholds
 
 
 @dataclass(frozen=True)
 class ReplayStats:
-    """Ratios over layers x rows x (T*N - 1) decisions, as released; eligible: of those that may replay."""
+    """Ratios over layers x rows x (T*N - 1) decisions, as released; eligible: only those that may replay."""
 
     ratio: float
     eligible_ratio: float
@@ -65,7 +65,7 @@ class ReplayStats:
 
 
 class Replay:
-    """The rule at work on one batch: the MLP outputs of the last frame, and what was decided."""
+    """The rule applied to one batch: MLP outputs of the last frame, thresholds and decisions."""
 
     def __init__(self, rule: ReplayRule, size: Size, *, keep_tas: bool = False) -> None:
         layers, rows, frame, device = size.layers, size.rows, size.frame, size.device
@@ -78,33 +78,33 @@ class Replay:
         self._gated = (tokens >= self.first) & ~torch.isin(tokens % frame, torch.tensor(dense, dtype=torch.int64))
         self.by_token = torch.zeros(len(tokens), layers, rows, dtype=torch.bool, device=device)
         self.replayed = self.by_token.permute(1, 2, 0)[..., : size.tokens - 1]
-        # Tables [tokens, rows, layers], as `Inputs.of` reads them. Scores are NaN where none was computed.
+        # Tables [tokens, rows, layers], as `Inputs.of` reads them. Scores that were not computed are NaN.
         self._decisions = self.by_token.mT
         self._tas = torch.full_like(self.by_token, math.nan, dtype=torch.float32).mT if keep_tas else None
         self.tas = None if self._tas is None else self._tas.permute(2, 1, 0)[..., : size.tokens - 1]
-        # How often in a row each output was replayed; counted under `max_age`.
+        # How many times in a row each output was replayed; counted only with `max_age`.
         self.ages = torch.zeros(frame, rows, layers, dtype=torch.int16, device=device)
         self.controller: Controller | None = None  # moves the thresholds
         taus = torch.tensor(rule.tau.by_layer(layers), dtype=torch.float32)
-        # Layers whose TAS is wanted, on the CPU.
+        # Layers that need scores, on the CPU.
         self.scored = (taus < math.inf) | (keep_tas or rule.target is not None)
         if rule.target is not None:
             dense_frames = -((size.opening - self.first) // frame)
             self.controller = Controller(rule.target, size, rule.max_age, dense, dense_frames)
-            # Wherever a token may replay, its threshold is the controller's.
+            # Tokens that may replay get the controller's threshold.
             taus = torch.full_like(taus, -math.inf)
         self._thresholds = self._where_gated(taus[:, None].expand(-1, rows)).mT
-        # Decisions of each pass with several input tokens, bool [count, layers, rows], rejected ones too.
+        # Decisions of each pass with several input tokens, bool [count, layers, rows], also rejected ones.
         self.passes: list[Tensor] = []
 
     def _where_gated(self, thresholds: Tensor) -> Tensor:
-        """Thresholds [tokens or none, layers, rows] with infinity where a token never replays."""
+        """Thresholds [tokens, layers, rows] (or [layers, rows] for all), infinity for tokens that never replay."""
         gated = self._gated.to(self.outputs.device)[:, None, None]
         return torch.where(gated, thresholds.to(self.outputs.device), math.inf)
 
     def move(self, begin: int, decoded: bool) -> None:
-        """Let visual token `begin` be the first after the prompts; its frame is the first that is `decoded`, and never
-        replays, or follows those of the prompts, which were all computed.
+        """Make visual token `begin` the first after the prompts. `decoded`: its frame is the first of the context and
+        never replays; else it follows frames of the prompts, whose MLPs all ran.
         """
         self.ages.zero_()
         self._thresholds[begin : begin + (self.frame if decoded else self._opening)] = math.inf
@@ -115,14 +115,14 @@ class Replay:
                 self._tas[begin - 1] = math.nan
 
     def force(self, decisions: Tensor) -> None:
-        """Take these decisions, bool [layers, rows, T*N - 1], instead of the scores', to measure at an exact ratio."""
+        """Use these decisions, bool [layers, rows, T*N - 1], instead of scores, to measure at an exact ratio."""
         forced = torch.full(self.by_token.shape, math.inf)
         forced[: decisions.shape[2]].masked_fill_(decisions.cpu().permute(2, 0, 1), -math.inf)
         self._thresholds = self._where_gated(forced).mT
         self.controller, self.scored = None, torch.ones_like(self.scored)
 
     def prefill(self, layer: int, outputs: Tensor) -> None:
-        """Store MLP outputs [rows, tokens, width] of the prompts' last tokens, up to a frame, at their places."""
+        """Store MLP outputs [rows, tokens, width] of the prompts' last tokens, up to a frame, in their slots."""
         if count := min(self._aligned, self.frame - self._opening):
             places = torch.arange(-count, 0, device=outputs.device) % self.frame
             self.outputs[layer, :, places] = outputs[:, -count:]
@@ -150,11 +150,11 @@ class Replay:
         return taus.mT
 
     def horizon(self, t: int) -> int:
-        """How many input tokens from t on have thresholds that no decision from t on changes."""
+        """Number of input tokens from t on whose thresholds no decision from t on changes."""
         return self.frame if self.controller is None else self.controller.horizon(t)
 
     def snapshot(self, tokens: Tensor) -> Restore:
-        """A copy of the MLP outputs that input tokens int64 [drafts, rows] will overwrite."""
+        """Copy the MLP outputs that input tokens int64 [drafts, rows] will overwrite."""
         return snapshot(self.outputs[:, :, None], tokens % self.frame)
 
     def gated(self, scores: Tensor) -> Tensor:
@@ -166,10 +166,10 @@ class Replay:
     def advance(
         self, inputs: Inputs, accepted: tuple[int, ...] | None, flags: Tensor, scores: Tensor, record: bool = True
     ) -> None:
-        """Take in a pass: what replayed, bool [layers, rows, count], and the scores float32 of the same shape.
+        """Record a pass: which MLPs replayed, bool [layers, rows, count], and scores float32 of the same shape.
 
-        The first `accepted` inputs of each video are final; None: all. Scores of layers that are not scored mean
-        nothing. Without `record` only ages count on.
+        The first `accepted` inputs of each video are final; None: all. Scores of layers outside `scored`
+        have no meaning. Without `record` only ages are updated.
         """
         flags = flags.permute(2, 1, 0)
         index = inputs.index(self._decisions)
@@ -195,7 +195,7 @@ class Replay:
             self.controller.observe(final_inputs, self.gated(scores[..., : final_inputs.count].movedim(-1, 0)))
 
     def holding(self) -> Callable[[Inputs], None]:
-        """What puts back the decisions and scores that inputs have now."""
+        """A function that restores the decisions and scores that inputs have now."""
         tables = [(table, table.clone()) for table in (self._decisions, self._tas) if table is not None]
 
         def put_back(inputs: Inputs) -> None:
@@ -205,7 +205,7 @@ class Replay:
         return put_back
 
     def stats(self, passes: int, rows: Sequence[int] | None = None) -> ReplayStats:
-        """Counts over the first `passes` input tokens, of some rows only if asked."""
+        """Ratios over the first `passes` input tokens, of all rows or of `rows`."""
         seen = self.replayed[:, :, :passes].float()
         if rows is not None:
             seen = seen[:, list(rows)]

@@ -1,7 +1,7 @@
-"""What a gate can go by: the higher a score, the less a block's MLP output is expected to have changed.
+"""Scores of the gate: the higher a score, the smaller the expected change of a block's MLP output.
 
 The temporal attention score is the method's own; the others are for comparison. Each is a small function of a
-`BlockState`, registered by name. What a score has `remembered` of a token it gets at the token aligned with it.
+`BlockState`, registered by name. What a score has `remembered` of a token, it gets one frame later.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from fastcar_cli.decoding.replay.replay import temporal_attention_score
 
 @dataclass(frozen=True)
 class BlockState:
-    """One block at one visual token, between attention and MLP, all rows. Good during the call only."""
+    """One block at one visual token, between attention and MLP, all rows. Valid only during the call."""
 
-    layer: int  # of the block
+    layer: int  # index of the block
     t: int  # the input token
-    tas_definition: str  # of the temporal attention score, `attention` or `released`
+    tas_definition: str  # definition of TAS, `attention` or `released`
     input: Tensor  # the residual stream before the block, [rows, width]
     query: Tensor  # queries before rotation, [rows, heads, head_dim]
-    rotated: Tensor  # and after it
+    rotated: Tensor  # queries after rotation
     aligned_key: Tensor  # the aligned token's keys, rotated, [rows, kv_heads, head_dim]
     attention: Tensor  # what attention added, [rows, width]
     after: Tensor  # the residual stream that the MLP reads, [rows, width]
     replayable: Tensor  # the MLP output that a replay would take, [rows, width]
-    noise: Tensor  # numbers in [0, 1) of these videos, this layer and token, [rows]
+    noise: Tensor  # random numbers in [0, 1) for this layer and token, [rows]
     mlp: Callable[[Tensor], Tensor]  # what the block's MLP would add to a residual stream [rows, width]
 
 
@@ -46,7 +46,7 @@ class Score(NamedTuple):
     description: str
 
 
-# By name, the method's own first.
+# Scores by name, the method's own first.
 SCORES: dict[str, Score] = {}
 DEFAULT = "tas"
 _NOTHING = torch.empty(0)
@@ -109,7 +109,7 @@ class GateScorer:
     """A score on one batch, with its stored values of the last frame."""
 
     def __init__(self, name: str, frame: int, first: int) -> None:
-        """Tokens lie in frames of `frame`; the aligned token of `first` is the first that is known."""
+        """`frame`: tokens per frame; `first`: the first token whose aligned token is known."""
         self._score, self._frame, self._first = SCORES[name], frame, first
         self._before: dict[tuple[int, int], Tensor] = {}
 
