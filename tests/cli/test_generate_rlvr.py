@@ -225,7 +225,7 @@ def test_wrong_folders(run: Run, models: dict[str, str], tmp_path: Path) -> None
     _refused(run("generate", "--model", str(here["single"]), "--dry-run"), "no tokenizer beside it", "rt1-frame-token")
     _refused(run("generate", "--model", str(beside / "rt1-frame-tokenizer"), "--dry-run"), "folder of a tokenizer")
     frame = Path(shutil.copytree(beside / "rt1-frame-tokenizer", tmp_path / "multi" / "rt1-frame-tokenizer"))
-    _refused(run("generate", "--model", str(here["multi"]), "--dry-run"), "'vocab_size' is 738, needed: 498", "bins")
+    _refused(run("generate", "--model", str(here["multi"]), "--dry-run"), "'vocab_size' is 738, expected 498", "bins")
     (here["single"] / "model.safetensors").rename(here["single"] / "pytorch_model.bin")
     shutil.copytree(frame, tmp_path / "single" / "rt1-frame-tokenizer")
     _refused(run(*_begun(str(here["single"]))), "pytorch_model.bin is not read")

@@ -202,7 +202,7 @@ def test_folders_that_are_not_a_model(folder: Path, tmp_path: Path) -> None:
     refused("has no tokenizer beside it")
     refused("is the folder of a tokenizer, not of a model", frame)
     refused(
-        "'vocab_size' is 498, needed: 738: 240 codes of a context frame, 240 of others, 256 bins and 2",
+        "'vocab_size' is 498, expected 738: 240 codes of a context frame, 240 of others, 256 bins and 2",
         tokenizer=context,
     )
     refused("is not the folder of a tokenizer", tokenizer=tmp_path)
@@ -210,7 +210,7 @@ def test_folders_that_are_not_a_model(folder: Path, tmp_path: Path) -> None:
     refused("has its own tokenizer", Path("mini"), frame)
     other = shutil.copytree(frame, tmp_path / "other")
     (other / "config.json").write_text(json.dumps({"_class_name": "VQModel"}))
-    refused("key '_class_name' is 'VQModel', needed: CNNFSQModel256 or CompressiveVQModelFSQ", other)
+    refused("key '_class_name' is 'VQModel', expected CNNFSQModel256 or CompressiveVQModelFSQ", other)
     weights = alone / "model.safetensors"
     weights.rename(alone / "pytorch_model.bin")
     with pytest.raises(RequestError, match="model.safetensors is missing") as error:

@@ -35,7 +35,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no version": (lambda f: _edit(f, version=None), "converted in version None"),
     "unknown weights": (lambda f: _edit(f, weights={"floats": "float32", "blocks": "int3"}), "weights 'int3'"),
     "no shards": (lambda f: _edit(f, shards=[]), "lacks key 'llm.embed_tokens.weight'"),
-    "other group": (lambda f: _edit(f, group=64), "group 64, needed 32"),
+    "other group": (lambda f: _edit(f, group=64), "group 64, expected 32"),
     "missing shard": (lambda f: (f / "model-00003-of-00005.safetensors").unlink(), "00003-of-00005.safetensors is mis"),
     "cut shard": (_cut, "model-00002-of-00005.safetensors is damaged"),
     "other shapes": (_nan, "model-00002-of-00005.safetensors, key 'llm.layers.0."),

@@ -52,7 +52,7 @@ def test_dtype(folder: Path, dtype: str) -> None:
     ("tensors", "says"),
     [
         ({"llm__norm__weight": torch.full((16,), float("nan"))}, "NaN"),
-        ({"llm__norm__weight": torch.ones(5)}, "shape \\[5\\], needed \\[16\\]"),
+        ({"llm__norm__weight": torch.ones(5)}, "shape \\[5\\], expected \\[16\\]"),
         ({"llm__norm__weight": None}, "lacks key 'llm.norm.weight'"),
         ({"extra": torch.ones(1)}, "unexpected key 'extra'"),
     ],

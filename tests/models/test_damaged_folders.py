@@ -102,7 +102,7 @@ def test_a_depth_that_would_take_for_ever_to_build_is_refused(
         at = at[part]
     at[last] = 2**31 - 1
     (folder / file).write_text(json.dumps(config))
-    with pytest.raises(RequestError, match=f"{last}' is 2147483647, needed: less than or equal to 1024"):
+    with pytest.raises(RequestError, match=f"{last}' is 2147483647, expected less than or equal to 1024"):
         open_model(str(folder)).load()
 
 

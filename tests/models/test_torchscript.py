@@ -155,7 +155,7 @@ def test_a_damaged_pickle_is_refused(tmp_path: Path, change: Any, why: str) -> N
 def test_a_storage_of_another_size_is_refused(tmp_path: Path) -> None:
     path = archive(tmp_path, module_of(DATA))
     rewritten(path, lambda name, data: data[:-4] if name.endswith("data/0") else data)
-    with pytest.raises(RequestError, match="archive/data/0 has 20 bytes, needed 24"):
+    with pytest.raises(RequestError, match="archive/data/0 has 20 bytes, expected 24"):
         contents(path)
 
 
@@ -213,7 +213,7 @@ def test_missing_and_unexpected_keys_are_named(tmp_path: Path) -> None:
 def test_shapes_that_do_not_fit_are_named(tmp_path: Path) -> None:
     write(tmp_path, TINY)
     changed(tmp_path, "decoder", lambda t: t.update({"decoder.conv_in.1.conv3d.bias": torch.zeros(9)}))
-    with pytest.raises(RequestError, match=r"key 'decoder\.conv_in\.1\.conv3d\.bias': shape \[9\], needed \[4\]"):
+    with pytest.raises(RequestError, match=r"key 'decoder\.conv_in\.1\.conv3d\.bias': shape \[9\], expected \[4\]"):
         loaded(tmp_path)
 
 

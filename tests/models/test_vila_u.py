@@ -141,7 +141,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: retensor(f / "llm/model-00001-of-00002.safetensors", lambda t: t.update({Q: torch.zeros(3, 3)}))
         if Q in load_file(str(f / "llm/model-00001-of-00002.safetensors"))
         else retensor(f / "llm/model-00002-of-00002.safetensors", lambda t: t.update({Q: torch.zeros(3, 3)})),
-        f"key '{Q}': shape [3, 3], needed [32, 32]",
+        f"key '{Q}': shape [3, 3], expected [32, 32]",
     ),
     "unexpected key": (
         lambda f: retensor(f / "mm_projector/model.safetensors", lambda t: t.update({"surplus": torch.zeros(1)})),

@@ -25,7 +25,7 @@ def released(folder: Path) -> Released | None:
 
 
 def published(name: str) -> Released | None:
-    """The `Released` class of a published model's short name; None for any other name."""
+    """The checkpoint of a published model's short name, with its published shapes; None for any other name."""
     specs = ((kind, kind.published_spec(name)) for kind in ARCHITECTURES)
     return next((kind(Path(name), name, spec=spec) for kind, spec in specs if spec is not None), None)
 
@@ -36,7 +36,7 @@ def architecture_of(spec: Spec) -> type[Released]:
 
 
 def spec_class(data: Any) -> type[Spec]:
-    """The specification class that knows most keys of plain data; the first one of equals."""
+    """The specification class with the most keys of `data`; the first one if several have as many."""
     keys = set(data) if isinstance(data, dict) else set()
     return max((kind.SPEC for kind in ARCHITECTURES), key=lambda spec: len(keys & {f.name for f in fields(spec)}))
 

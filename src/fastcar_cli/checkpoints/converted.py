@@ -1,7 +1,7 @@
-"""Folders that `fastcar convert` makes: weights as the kernels read them, mapped from the files and never copied.
+"""Folders written by `fastcar convert`: weights as the kernels read them, memory-mapped and never copied.
 
-config.json describes the network; shards of safetensors hold its parameters; the files of LLaMA's tokenizer are there
-where it is used.
+config.json describes the network; safetensors shards hold its parameters; the files of LLaMA's tokenizer are copied
+if the model uses it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WEIGHTS = ("blocks", "projector", "depth")
 
 @dataclass(frozen=True)
 class Converted:
-    """What config.json of a converted folder says; `text` is a `PhraseTokenizer`'s, None with LLaMA's tokenizer."""
+    """The content of a converted folder's config.json; `text`: a `PhraseTokenizer`'s, None for LLaMA's tokenizer."""
 
     form: WeightFormat
     spec: Spec
@@ -48,7 +48,7 @@ class Converted:
     shards: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """For config.json."""
+        """The content of config.json."""
         form = self.form
         return {
             "format": FORMAT,
@@ -71,7 +71,7 @@ def working_folder(folder: Path) -> Path:
 
 
 def names_of(network: Network) -> list[str]:
-    """Names of the tensors in the folder of a network; a shared tensor has its first name only."""
+    """Names of a network's tensors in its folder; a shared tensor has only its first name."""
     shared = network.shared()
     return [name for name in network.state_dict() if name not in shared]
 
@@ -92,14 +92,14 @@ class ConvertedCheckpoint(Checkpoint):
         file, data = self.folder / "config.json", self.config
         if data.get("version") != VERSION:
             said = f"{self.folder} was converted in version {data.get('version')!r} of the format"
-            raise RequestError(f"{said}, this fastcar reads {VERSION}", hint="convert it again: fastcar convert")
+            raise RequestError(f"{said}, this fastcar reads {VERSION}", hint="run fastcar convert again")
         try:
             weights = data["weights"]
             for part in _WEIGHTS:
                 if weights[part] not in (None, *PACKED):
                     raise ValueError(f"weights {weights[part]!r}, allowed: {', '.join(PACKED)}")
             if data["group"] != GROUP:
-                raise ValueError(f"group {data['group']}, needed {GROUP}")
+                raise ValueError(f"group {data['group']}, expected {GROUP}")
             return Converted(
                 form=WeightFormat(data["dtype"], DTYPES[weights["floats"]], *(weights[p] for p in _WEIGHTS)),
                 spec=checked(spec_class(data["spec"]), data["spec"], file, "spec"),
@@ -123,7 +123,7 @@ class ConvertedCheckpoint(Checkpoint):
 
     @property
     def formats(self) -> dict[str, WeightFormat]:
-        """See `Checkpoint`: one."""
+        """See `Checkpoint`; there is one."""
         form = self.description.form
         return {form.name: form}
 
@@ -177,7 +177,7 @@ def _mapped(
                 dtype = floats(name) if like.dtype is torch.float32 and not name.endswith(".scale") else like.dtype
                 if tensor.shape != like.shape or tensor.dtype != dtype:
                     found, needed = f"{tensor.dtype} {list(tensor.shape)}", f"{dtype} {list(like.shape)}"
-                    raise RequestError(f"weights file {file}, key {name!r}: {found}, needed {needed}")
+                    raise RequestError(f"weights file {file}, key {name!r}: {found}, expected {needed}")
                 tensors[name] = tensor
     except (SafetensorError, OSError, ValueError) as e:
         raise RequestError(f"weights file {file} is damaged: {e}", hint="convert the model again") from None

@@ -14,13 +14,13 @@ from fastcar_cli.errors import FastcarError, Key, RunError, Text
 REVISION = "main"  # branch, tag or commit if `NAME@REVISION` does not name one
 
 _LLAMA_2 = (
-    "the weights of {name} build on LLaMA 2: its community licence and acceptable use policy hold for them "
-    "(https://ai.meta.com/llama/license), beside the terms on https://huggingface.co/{repository}"
+    "the weights of {name} build on LLaMA 2: its community licence and acceptable use policy apply "
+    "(https://ai.meta.com/llama/license), besides the terms on https://huggingface.co/{repository}"
 )
 
 _NVIDIA = (
-    "the NVIDIA Open Model License holds for the weights of {name} (https://huggingface.co/{repository}); the "
-    "guardrail that their maker runs beside them is not part of this run"
+    "the NVIDIA Open Model License applies to the weights of {name} (https://huggingface.co/{repository}); fastcar "
+    "does not run the guardrail that NVIDIA runs with them"
 )
 
 _TERMS = "the terms of the weights of {name} are on https://huggingface.co/{repository}"
@@ -57,12 +57,12 @@ def _reaching(repository: str) -> Iterator[None]:
     try:
         yield
     except Exception as e:
-        hint: Text = f"run once with a network, or copy the repository {repository} and give its path as ", Key("model")
+        hint: Text = f"run once with network, or copy the repository {repository} and give its path as ", Key("model")
         if isinstance(e, GatedRepoError):
             reason = "its terms must be accepted first"
             hint = f"accept them on https://huggingface.co/{repository}, then run: hf auth login"
         elif isinstance(e, RepositoryNotFoundError):
-            reason, hint = "it is not there, or this token may not see it", "check HF_TOKEN"
+            reason, hint = "it does not exist, or this token has no access to it", "check HF_TOKEN"
         elif isinstance(e, (LocalEntryNotFoundError, ConnectionError)) or "Connect" in type(e).__name__:
             reason = "it is not in the cache and the hub can't be reached"
         elif isinstance(e, RuntimeError) and "home directory" in str(e):
@@ -82,12 +82,12 @@ def _complete(folder: Path) -> bool:
 
 
 def _cached(repository: str, revision: str) -> Path | None:
-    """The folder of a revision in the user's cache, complete or not."""
+    """The folder of a revision in the user's cache, complete or not; None if there is none."""
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(repository, revision=revision, local_files_only=True))
-    except (OSError, ValueError, RuntimeError):  # the last where the user has no home
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: the user has no home folder
         return None
 
 

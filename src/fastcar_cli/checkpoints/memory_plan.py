@@ -20,7 +20,7 @@ from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_cli.system.device import out_of_memory
 from fastcar_cli.system.limits import free_memory, require_proc
 
-BASE = 400 * 2**20  # bytes a process with torch holds before any weights (assumed; measured 250 to 400 MiB)
+BASE = 400 * 2**20  # bytes of a process with torch before it loads weights (assumed; measured 250 to 400 MiB)
 
 _SIZES = ("weights", "kv_cache", "replay_cache", "base")
 
@@ -33,7 +33,7 @@ def stored_bytes(network: Network, form: WeightFormat, part: str = "") -> int:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes by purpose, and the most that replay can speed up decoding where memory bounds it."""
+    """Bytes by purpose, and the maximum speedup by replay if memory bandwidth limits decoding."""
 
     dtype: str
     device: str
@@ -44,7 +44,7 @@ class MemoryPlan:
     available: int
     mlp_share: float
     max_replay_ratio: float
-    ceiling: float  # dense bytes read a step over those with all eligible MLPs replayed; with tau off, of all layers
+    ceiling: float  # bytes read per dense step / per step with all eligible MLPs replayed (tau off: of all layers)
 
     @property
     def needed(self) -> int:
@@ -63,7 +63,7 @@ class MemoryPlan:
         return " + ".join(f"{gib(size)} {name}" for name, size in parts if size)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The plan as JSON data."""
         return {
             "dtype": self.dtype,
             "device": self.device,
@@ -81,7 +81,7 @@ def gib(size: int) -> str:
 
 
 def available_bytes(device: str) -> int:
-    """Free memory of a device: of the GPU, or of the machine and the process's control groups."""
+    """Free bytes of a device: of the GPU, or of the machine within the process's control groups."""
     if device.startswith(("cuda", "xpu")):
         return int(torch.get_device_module(device).mem_get_info(torch.device(device))[0])
     require_proc()
@@ -92,7 +92,7 @@ def peak_bytes(device: torch.device) -> int:
     """Peak memory so far: of the process on a CPU, of torch's allocator on a GPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    # On Linux getrusage counts what the parent had when it started this process; Windows has none.
+    # On Linux getrusage includes the parent's memory when it started this process; Windows has no getrusage.
     with contextlib.suppress(OSError, ValueError):
         words = Path("/proc/self/status").read_text(encoding="utf-8").split()
         return int(words[words.index("VmHWM:") + 1]) * 1024
@@ -105,8 +105,8 @@ def peak_bytes(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a batch asks for: `frames` are those that are decoded, of `rows` rows. `replaying` layers may replay, with
-    `delimiters` also at these; `pixel_itemsize` is that of the pixels' dtype.
+    """What a batch needs memory for: `frames` decoded frames of `rows` rows. `replaying` layers may replay, with
+    `delimiters` also at delimiters; `pixel_itemsize`: bytes per number of the pixel decoder's dtype.
     """
 
     rows: int
@@ -124,7 +124,7 @@ class Demand:
         return self.sinks if self.window else self.prompt_tokens - spec.layout.aligned(self.prompt_tokens)
 
     def bytes_of_kv(self, spec: Spec, itemsize: int, tokens: int) -> int:
-        """Bytes of keys and values of one head for the first tokens of a row; in int8 some are floats."""
+        """Bytes of keys and values of one head for a row's first `tokens` tokens; in int8 some stay floats."""
         width, floats = spec.decoder.head_dim, tokens
         if self.kv_dtype == "int8":
             floats = min(tokens, self.first(spec) + recent(spec.tokens_per_frame) + 1)
@@ -137,18 +137,18 @@ def cache_bytes(spec: Spec, itemsize: int, demand: Demand) -> tuple[int, int]:
     heads = decoder.layers * demand.rows * decoder.kv_heads
     slots = demand.prompt_tokens + demand.frames * n - 1 if window is None else window + demand.sinks
     if demand.kv_dtype == "int8":
-        # The ring is there however short video and window are. The prompt's means are float32.
+        # The ring is allocated even for a short video or window. The prompt's means are float32.
         slots, ring = max(slots, demand.first(spec) + recent(n) + 1), recent(n) < n
         head = demand.bytes_of_kv(spec, itemsize, slots) + 8 * decoder.head_dim
     else:
         head, ring = demand.bytes_of_kv(spec, itemsize, slots), bool(window)
-    # Where keys and values do not hold all of the last frame, the keys that TAS reads have a ring of their own.
+    # If the cache does not hold all of the last frame, the keys that TAS reads have a ring of their own.
     head += (n + 1 if ring else 0) * decoder.head_dim * itemsize
     return heads * head, decoder.layers * demand.rows * n * decoder.width * itemsize if demand.replaying else 0
 
 
 PIXEL_COPIES = 8
-"""Activations of a frame's full size that the RQ-VAE's decoder holds at once, with room to spare (assumed)."""
+"""Activations of a frame's full size that the RQ-VAE's decoder holds at once (assumed, rather too many)."""
 
 
 def videos_that_fit(spec: Spec, wanted: int, video: Demand, itemsize: int, device: str) -> int:
@@ -190,7 +190,7 @@ def make_plan(network: Network, form: WeightFormat, demand: Demand, device: str)
 
 
 def default_dtype(device: str) -> str:
-    """The default float dtype of a device; on a GPU the one that its hardware multiplies."""
+    """The default float dtype of a device; on a GPU the 16-bit one that its hardware supports."""
     if not device.startswith("cuda"):
         return "float32"
     with torch.cuda.device(torch.device(device)):
@@ -198,7 +198,7 @@ def default_dtype(device: str) -> str:
 
 
 def choose_dtype(dtype: str, device: str, plans: dict[str, MemoryPlan]) -> str:
-    """The requested dtype, else the device's own, or bfloat16 where float32 does not fit. Raises RequestError."""
+    """The requested dtype, else the device's own, or bfloat16 if float32 does not fit. Raises RequestError."""
     own = default_dtype(device)
     if dtype not in ("auto", *plans):
         raise no_such_dtype(dtype, plans)
@@ -211,7 +211,7 @@ def choose_dtype(dtype: str, device: str, plans: dict[str, MemoryPlan]) -> str:
         chosen = "bfloat16"
     plan = plans[chosen]
     if not plan.fits:
-        hint: Text = ("fewer ", Key("frames"), ", fewer prompts at once, ", Key("window"), ", or a larger machine")
+        hint: Text = ("use fewer ", Key("frames"), ", fewer prompts, ", Key("window"), " or a larger machine")
         for name in ("int8", "bfloat16"):
             if name in plans and plans[name].fits:
                 hint = (Key("dtype"), f" {name} needs {gib(plans[name].needed)}")

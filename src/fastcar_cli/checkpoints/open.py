@@ -27,7 +27,7 @@ def folder_of(model: str) -> Path:
     repository = repository_of(model)
     if repository is not None:
         return fetch(repository, revision_of(model))
-    # A text that can't be a file name is not a folder.
+    # A string that can't be a file name is not a folder.
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         if (path := Path(model).expanduser()).is_dir():
             _check_files(path)
@@ -56,8 +56,8 @@ def public_name(model: str) -> bool:
 
 
 def open_folder(folder: Path, name: str | None = None, tokenizer: str | None = None) -> Checkpoint:
-    """The checkpoint in a folder; `name` is its public name, `tokenizer` a folder that the user names. Raises
-    RequestError for an unfinished conversion, and for a tokenizer's folder where the model has none apart.
+    """The checkpoint in a folder; `name` is its public name, `tokenizer` a folder given by the user. Raises
+    RequestError for an unfinished conversion, and for a tokenizer folder if the model has its own tokenizer.
     """
     try:
         config = parse_json(file_text(folder / "config.json"))
@@ -73,12 +73,12 @@ def open_folder(folder: Path, name: str | None = None, tokenizer: str | None = N
 
 
 def open_model(model: str, tokenizer: str | None = None) -> Checkpoint:
-    """The checkpoint of a bundled name, a hub name or a path. Raises as `folder_of` and `open_folder` do."""
+    """The checkpoint of a bundled name, a hub name or a path. Raises like `folder_of` and `open_folder`."""
     return open_folder(folder_of(model), model if public_name(model) else None, tokenizer)
 
 
 def known(model: str, tokenizer: str | None = None) -> Checkpoint:
-    """The checkpoint without a download: for a hub name, its published shapes."""
+    """The checkpoint of a model without downloading it: for a hub name, one with its published shapes."""
     repository = repository_of(model)
     name = next((name for name, known in REPOSITORIES.items() if known == repository), "")
     return published(name) or open_model(model, tokenizer)

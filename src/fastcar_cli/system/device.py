@@ -23,9 +23,9 @@ class _Default:
 
 @contextmanager
 def torch_defaults() -> Iterator[None]:
-    """Compute in the block as torch does by default, whatever dtype, device or autocast the caller has chosen."""
+    """Use torch's default settings in the block, whatever dtype, device or autocast the caller has chosen."""
     with ExitStack() as others:
-        # A mode costs time at each call of torch, so only a caller's mode is answered with one.
+        # A mode slows every call of torch, so one is entered only to override the caller's.
         if torch.get_default_device().type != "cpu":
             others.enter_context(torch.device("cpu"))
         for kind in ("cpu", "cuda"):
@@ -69,7 +69,7 @@ def one_thread_after_fork() -> None:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait for a GPU's pending work, so that timings are right; nothing on a CPU."""
+    """Wait for a GPU's pending work, so that timings are right; does nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type in ("mps", "xpu"):
@@ -80,6 +80,6 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out: Python's, a device's, or that of torch's allocator on the CPU."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    # These have no error of their own: c10/core/impl/alloc_cpu.cpp (on Windows the second), and a failed cudaMalloc.
+    # Without an exception of their own: c10/core/impl/alloc_cpu.cpp (on Windows the second), and a failed cudaMalloc.
     words = "DefaultCPUAllocator: (can't allocate|not enough) memory:|^CUDA error: out of memory"
     return isinstance(error, RuntimeError) and re.search(words, str(error)) is not None

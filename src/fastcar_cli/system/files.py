@@ -29,12 +29,12 @@ from fastcar_cli.errors import FastcarError, RequestError, RunError, Text
 from fastcar_cli.system.signals import uninterrupted
 
 MOST_ARRAYS, MOST_TEXT = 2**30, 2**26
-"""Bytes of arrays, and of a text (tokenizers of large models take some 20 MiB), that are read at most."""
+"""Maximum bytes read of arrays, and of a text file (tokenizers of large models take some 20 MiB)."""
 
 
 @cache
 def _machine() -> str:
-    """A name, equally long everywhere, for where process numbers mean the same processes: a machine or container."""
+    """A name of fixed length for the machine or container in which process numbers are unique."""
     try:
         processes = Path("/proc/self/ns/pid").stat().st_ino
     except OSError:  # not Linux
@@ -53,14 +53,14 @@ _FOLDERS: set[Path] = set()  # folders with hidden files of this process
 
 @atexit.register
 def _remove_mine() -> None:
-    """Remove hidden files of this process: a signal may fall between the making of one and what removes it."""
+    """Remove hidden files of this process: a signal may arrive after one is made and before it is removed."""
     for folder in _FOLDERS:
         for left in folder.glob(f".*-fastcar-{_machine()}-{os.getpid()}-*"):
             _remove(left)
 
 
 def hidden_beside(path: Path, make: Callable[[Path], None]) -> Path:
-    """Let `make` make something under a hidden name beside `path`; removes what killed processes left there."""
+    """Call `make` with a hidden name beside `path`; returns the name. Removes what killed processes left there."""
     begin = f".{path.stem[:30]}-fastcar-{_machine()}-"
     for left in path.parent.glob(f"{glob.escape(begin)}*"):
         number = re.match("[0-9]+", left.name.removeprefix(begin))
@@ -75,21 +75,21 @@ def hidden_beside(path: Path, make: Callable[[Path], None]) -> Path:
 
 
 def target_of(path: Path) -> Path:
-    """What is written under a name: of a symbolic link, which stays, the file or folder that it leads to."""
+    """The path to write to: for a symbolic link, which stays, the file or folder that it leads to."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def refused_on_windows(name: str) -> str | None:
-    """Why Windows takes no file of this name, None where it does (Microsoft: Naming Files, Paths, and Namespaces)."""
+    """Why Windows allows no file of this name, or None if it does (Microsoft: Naming Files, Paths, and Namespaces)."""
     if wrong := sorted({*'<>:"/\\|?*', *map(chr, range(32))} & set(name)):
         return f"a name can't have {wrong[0]!r}"
     if re.fullmatch("con|prn|aux|nul|(com|lpt)[1-9\u00b9\u00b2\u00b3]", name.partition(".")[0].rstrip().lower()):
-        return "it is that of a device"
+        return "it is the name of a device"
     return "a name can't end in a dot or a space" if name.endswith((".", " ")) else None
 
 
 def empty_file(path: Path) -> None:
-    """Make an empty file. Raises FileExistsError where there is something of this name, else OSError."""
+    """Make an empty file. Raises FileExistsError if the name exists, else OSError."""
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
 
 
@@ -101,7 +101,7 @@ def numbered(path: Path) -> Iterator[Path]:
 
 
 def _first_free(file: Path, names: Iterable[Path]) -> Path:
-    """Move a file to the first name that nothing has, which no other run gets either; that name. Raises OSError."""
+    """Move a file to the first free name, which no other run can get too; returns the name. Raises OSError."""
     for name in names:
         with contextlib.suppress(FileExistsError):
             try:
@@ -122,7 +122,7 @@ def _first_free(file: Path, names: Iterable[Path]) -> Path:
 
 
 def flush(descriptor: int) -> None:
-    """Flush an open file to the disk, where its file system can. Raises OSError where the disk is full or fails."""
+    """Flush an open file to the disk, if its file system can. Raises OSError if the disk is full or fails."""
     try:
         os.fsync(descriptor)
     except OSError as e:
@@ -136,7 +136,7 @@ def _copy_mode(path: Path, temporary: Path) -> None:
 
 
 def publish(temporary: Path, path: Path, *, new: bool) -> Path:
-    """Flush a finished file and name it: if `new` a free name, else with an old one's mode; returns the name."""
+    """Flush a finished file and rename it: if `new` to a free name, else with the old file's mode; returns the name."""
     # Windows flushes files that are open for writing only.
     with temporary.open("r+b" if os.name == "nt" else "rb") as f:
         flush(f.fileno())
@@ -150,12 +150,12 @@ def publish(temporary: Path, path: Path, *, new: bool) -> Path:
 
 
 def set_aside(path: Path) -> Path:
-    """Give a file the next free number; the name it got. Raises OSError."""
+    """Rename a file to the next free number; returns the name. Raises OSError."""
     return _first_free(path, itertools.islice(numbered(path), 1, None))
 
 
 def publish_folder(temporary: Path, path: Path) -> Path:
-    """Put a finished folder under its name, or under the next with a number where others are; the name it got."""
+    """Rename a finished folder to `path`, or to the next free number if others exist; returns the name."""
     target = target_of(path)
     if path.is_dir():
         _copy_mode(path, temporary)
@@ -206,7 +206,7 @@ def staging(folder: Path) -> Iterator[Path]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, where they are missing. Raises RequestError, also for one to read only."""
+    """Make a folder and its parents if they are missing. Raises RequestError, also for one that is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
@@ -216,7 +216,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write arrays by name as a compressed .npz, as `write_whole` does."""
+    """Write arrays by name as a compressed .npz, like `write_whole`."""
     import numpy as np
 
     packed = io.BytesIO()
@@ -225,8 +225,8 @@ def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def read_arrays(file: Path) -> dict[str, Any]:
-    """The arrays of a .npz by name, or that of a .npy under ""; Python objects, which are pickles, are skipped. Raises
-    OSError, or ValueError for another file, one of Python objects only or of more than a gigabyte.
+    """The arrays of a .npz by name, or the array of a .npy under ""; Python objects, which are pickles, are skipped.
+    Raises OSError, or ValueError for another kind of file, one with only Python objects or with more than a gigabyte.
     """
     import numpy as np
 
@@ -286,7 +286,7 @@ def _folder() -> Path:
 
 
 def spooled(path: Path) -> Path:
-    """The path, or that of a copy of a pipe or `-` until the program ends. Raises RequestError above a gigabyte."""
+    """The path; for a pipe or `-` that of a copy until the program ends. Raises RequestError above a gigabyte."""
     given, path = str(path), Path("/dev/stdin") if str(path) == "-" else path
     try:
         standard = path.parent in (Path("/dev"), Path("/dev/fd")) and path.name in ("stdin", *map(str, range(1024)))
@@ -296,7 +296,7 @@ def spooled(path: Path) -> Path:
         with open(0, "rb", closefd=False) if given == "-" else path.open("rb") as pipe:
             data = pipe.read(MOST_ARRAYS + 1)
     except OSError:
-        return path  # whoever reads it says what is wrong
+        return path  # the error appears when the file is read
     if len(data) > MOST_ARRAYS:
         raise RequestError(f"{path} holds more than {MOST_ARRAYS:,} bytes", hint="give a file")
     text = "" if b"\0" in data else ".csv"
@@ -308,7 +308,7 @@ def spooled(path: Path) -> Path:
 
 
 def require_regular(file: Path, most: float = math.inf) -> None:
-    """Raise OSError for all but a regular file of at most `most` bytes: a pipe may wait, a device never end."""
+    """Raise OSError unless this is a regular file of at most `most` bytes: a pipe may wait, a device never end."""
     state = file.stat()
     if not stat.S_ISREG(state.st_mode):
         raise OSError(errno.EINVAL, "is not a regular file", str(file))
@@ -327,14 +327,14 @@ def read_text(path: Path, what: Text, encoding: str = "utf-8") -> str:
     try:
         text = file_text(path, encoding)
         if "\0" in text:
-            raise RequestError(f"is not a text: byte {text.index(chr(0))} is zero", where=what, hint="save it in UTF-8")
+            raise RequestError(f"is not a text file: byte {text.index(chr(0))} is zero", where=what, hint="use UTF-8")
         return text
     except FileNotFoundError:
         raise RequestError("there is no such file", where=what) from None
     except UnicodeDecodeError as e:
         message = f"is not UTF-8: {e.reason} at byte {e.start}"
-        raise RequestError(message, where=what, hint="save it in UTF-8") from None
-    except (OSError, ValueError) as e:  # the latter of a name that no file can have
+        raise RequestError(message, where=what, hint="use UTF-8") from None
+    except (OSError, ValueError) as e:  # ValueError: a name that no file can have
         raise RequestError(f"can't be read: {reason_of(e)}", where=what) from None
 
 
@@ -361,7 +361,7 @@ def sha256_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def locked(file: Path, busy: FastcarError, seconds: float = 0.0) -> Iterator[None]:
-    """Hold a lock of the operating system. Raises `busy` where another process has it so long, or RequestError."""
+    """Hold a lock of the operating system. Raises `busy` if another process has it for `seconds`, or RequestError."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(file)
@@ -369,7 +369,7 @@ def locked(file: Path, busy: FastcarError, seconds: float = 0.0) -> Iterator[Non
         lock.acquire(timeout=seconds)
     except Timeout:
         raise busy from None
-    except (OSError, RuntimeError) as e:  # the latter of a file system without locks
+    except (OSError, RuntimeError) as e:  # RuntimeError: a file system without locks
         raise RequestError(f"{file.parent}: can't be locked: {e}", hint="choose a folder on a local disk") from None
     try:
         yield
@@ -383,7 +383,7 @@ class LenientFile(io.FileIO):
     error: OSError | None = None
 
     def write(self, data: Any) -> int | None:  # type: ignore[override]
-        """As `FileIO.write`, but whole: a full disk takes a part first. Less, or None, of a stream that would wait."""
+        """Like `FileIO.write`, but of all data, as a full disk takes a part first. Less, or None, for a busy stream."""
         rest = memoryview(data).cast("B")
         size = len(rest)
         try:

@@ -27,7 +27,7 @@ def _groups() -> Iterator[Path]:
 
 
 def _words(file: Path) -> list[str]:
-    """The words of a file of a control group; none where it can't be read."""
+    """The words of a file of a control group; none if it can't be read."""
     try:
         return file.read_text(encoding="ascii").split()
     except (OSError, ValueError):
@@ -39,7 +39,7 @@ def require_proc() -> None:
     hidden = [str(f) for f in NEEDED if not os.access(f, os.R_OK)] if sys.platform == "linux" else []
     if hidden:
         said = f"this sandbox hides {' and '.join(hidden)}, which PyTorch needs to detect cores and memory"
-        raise RequestError(said, hint="mount it: bwrap --proc /proc, or unshare --fork --pid --mount-proc")
+        raise RequestError(said, hint="mount /proc: bwrap --proc /proc, or unshare --fork --pid --mount-proc")
 
 
 def free_memory(machine: int) -> int:
@@ -50,7 +50,7 @@ def free_memory(machine: int) -> int:
         if most and now and most != ["max"]:
             words = _words(group / "memory.stat")
             count = {name: int(value) for name, value in zip(words[::2], words[1::2], strict=False)}
-            # The kernel gives clean page cache and its own objects back at once.
+            # The kernel can free clean page cache and its own objects at once.
             clean = sum(count.get(name, 0) for name in ("inactive_file", "active_file", "slab_reclaimable"))
             clean -= count.get("file_dirty", 0) + count.get("file_writeback", 0)
             free = min(free, max(0, int(most[0]) - int(now[0]) + max(0, clean)))
@@ -58,7 +58,7 @@ def free_memory(machine: int) -> int:
 
 
 def cores() -> int:
-    """How many cores the process may keep busy, at least 1."""
+    """Number of cores that the process may use, at least 1."""
     most: float = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for group in _groups():
         quota = _words(group / "cpu.max")
@@ -68,7 +68,7 @@ def cores() -> int:
 
 
 def give_back_memory() -> None:
-    """Give freed memory back to the system: glibc holds freed blocks of less than 32 MiB."""
+    """Return freed memory to the system: glibc holds freed blocks of less than 32 MiB."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)
@@ -84,7 +84,7 @@ def raise_open_files() -> None:
 
 
 def open_files() -> int:
-    """How many more files the process may open, with a reserve."""
+    """Number of further files that the process may open, less a reserve."""
     try:
         import resource
 

@@ -15,10 +15,10 @@ from fastcar_cli.system.files import file_text, reason_of
 _MOST = 2**31 - 1
 
 Flag = StrictBool
-Size = Annotated[int, Field(strict=True, ge=1, le=_MOST)]  # how many or how wide: at least 1
-Count = Annotated[int, Field(strict=True, ge=0, le=_MOST)]  # how many: none, or more
+Size = Annotated[int, Field(strict=True, ge=1, le=_MOST)]  # a number or width: at least 1
+Count = Annotated[int, Field(strict=True, ge=0, le=_MOST)]  # a number: at least 0
 Layers = Annotated[int, Field(strict=True, ge=1, le=1024)]
-"""How many parts in sequence: at least 1, and not so many that they take minutes to build."""
+"""Number of layers: at least 1, and few enough to build them in less than minutes."""
 MaybeLayers = Annotated[int, Field(strict=True, ge=0, le=1024)]
 Number = Annotated[float, Field(strict=True, ge=-_MOST, le=_MOST)]
 Factor = Annotated[float, Field(strict=True, gt=0, le=_MOST)]
@@ -36,7 +36,7 @@ class Foreign(BaseModel):
         return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data
 
 
-WHOLE = ConfigDict(extra="forbid")  # of a dataclass that takes no other keys than its own
+WHOLE = ConfigDict(extra="forbid")  # for a dataclass that refuses unknown keys
 
 T = TypeVar("T")
 
@@ -46,8 +46,8 @@ def _no_number(name: str) -> Any:
 
 
 def parse_json(text: str, *, finite: bool = False) -> Any:
-    """What a JSON text holds, with `finite` neither NaN nor infinity. Raises ValueError for any other text, deep
-    nesting and half of a surrogate pair.
+    """Parse JSON; with `finite` NaN and infinity are errors. Raises ValueError for text that is not JSON, deep nesting
+    and half of a surrogate pair.
     """
     try:
         data = json.loads(text, parse_constant=_no_number if finite else None)
@@ -72,7 +72,7 @@ def read_json(file: Path, *, hint: str | None = None) -> Any:
 
 def wrong(file: Path | str, key: str, value: Any, needed: str) -> RequestError:
     """The error of a value in a file."""
-    return RequestError(f"{file}: key '{key}' is {reprlib.repr(value)}, needed: {needed}")
+    return RequestError(f"{file}: key '{key}' is {reprlib.repr(value)}, expected {needed}")
 
 
 def checked(kind: type[T], data: Any, file: Path | str, key: str = "") -> T:

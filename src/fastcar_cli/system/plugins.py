@@ -23,24 +23,24 @@ WORLDS = "fastcar.worlds"
 
 
 class JudgedWorld(Protocol):
-    """The world of a model."""
+    """The world of a model, which can judge its videos."""
 
     def judge(self, video: NDArray[np.uint8], tokens: Sequence[str]) -> dict[str, bool | None]:
-        """Right or wrong for each thing said by the tokens of a completed reading, of a video [T, H, W, 3]; None: open.
-        `persists` says whether objects stay what they are, `all_right` joins all.
+        """Whether a video [T, H, W, 3] is right in each respect that the tokens of a completed reading describe; None:
+        not described. `persists`: whether objects stay what they are; `all_right`: whether all is right.
         """
 
 
 Recogniser: TypeAlias = "Callable[[Any, int, int], JudgedWorld | None]"
-"""The world of which a model speaks that reads prompts so and draws frames of this height and width; None of none."""
+"""The world of a model with this prompt reader, frame height and width, or None."""
 
 
 def _entries(group: str) -> EntryPoints:
-    # Most commands need none, and the import takes a tenth of the time of the shortest.
+    # Most commands need no entry points, and this import takes a tenth of the shortest command's time.
     from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
     installed, project = entry_points(group=group), Path(__file__).parents[3] / "pyproject.toml"
-    # A checkout that is on the path and not installed says in pyproject.toml what its entry points would be.
+    # For a checkout that is on the path but not installed, read the entry points in pyproject.toml.
     if not installed and sys.version_info >= (3, 11) and project.is_file():
         import tomllib
 
@@ -50,7 +50,7 @@ def _entries(group: str) -> EntryPoints:
 
 
 def command_names() -> list[str]:
-    """Names of the commands that are added."""
+    """Names of the added commands."""
     return sorted(_entries(COMMANDS).names)
 
 
@@ -60,7 +60,7 @@ def command(name: str, group: str = COMMANDS) -> Callable[[], Any] | None:
 
 
 def of_fpga(name: str, what: str) -> Callable[..., None]:
-    """The function of this name for `fastcar fpga`. Raises RequestError, which calls it `what`, where there is none."""
+    """The function of this name for `fastcar fpga`. Raises RequestError, which calls it `what`, if there is none."""
     if (load := command(name, FPGA_COMMANDS)) is None:
         said = f"fastcar fpga {what} needs the package fastcar_lab, which is not installed"
         raise RequestError(said, hint="pip install -e . in a checkout of fastcar")
@@ -73,7 +73,7 @@ def can_judge() -> bool:
 
 
 def world_of(reader: Any, height: int, width: int) -> JudgedWorld | None:
-    """The world of which a model speaks, see `Recogniser`."""
+    """The world of a model, see `Recogniser`."""
     recognisers: list[Recogniser] = [entry.load() for entry in _entries(WORLDS)]
     return next((world for recognise in recognisers if (world := recognise(reader, height, width))), None)
 
@@ -90,7 +90,7 @@ def need(module: str, what: Text) -> Any:
     """Import a module of an optional package. Raises RequestError: `what` (a plot, a metric) needs its extra."""
     try:
         return importlib.import_module(module)
-    except (ImportError, RuntimeError) as e:  # the latter of a torchvision that was built for another torch
+    except (ImportError, RuntimeError) as e:  # RuntimeError: a torchvision built for another torch
         extra, why = EXTRAS[module.split(".")[0]], str(e).partition("\n")[0]
         hint = f"pip install 'fastcar[{extra}]'"
         raise RequestError((what, f" needs the extra fastcar[{extra}]: {why}"), hint=hint) from None

@@ -1,4 +1,4 @@
-"""Signals that stop a run: its finished frames stay, and the write of a frame is never cut."""
+"""Signals that stop a run: its finished frames stay, and the write of a frame is never cut short."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STOPS = tuple(
 
 
 class Terminated(KeyboardInterrupt):
-    """A signal other than Ctrl-C, which ends a run as Ctrl-C does."""
+    """A signal other than Ctrl-C, which ends a run like Ctrl-C."""
 
     def __init__(self, number: int = signal.SIGTERM) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ def _in_main_thread() -> bool:
 
 
 def stop_on_signals() -> None:
-    """Let the signals of STOPS raise `Terminated` where they would end the process; other handlers stay."""
+    """Let the signals of STOPS raise `Terminated` if they would end the process; other handlers stay."""
     if _in_main_thread():
         for number in STOPS:
             if signal.getsignal(number) == signal.SIG_DFL:
@@ -59,7 +59,7 @@ def restored_sigterm() -> Iterator[None]:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold the signals of STOPS back until the block is done; ignored ones stay ignored."""
+    """Delay the signals of STOPS until the block is done; ignored ones stay ignored."""
     if not _in_main_thread():
         yield
         return

@@ -1,13 +1,13 @@
-"""The formats of weights, a row each: what a number takes, how a matrix is packed and widened, which product reads it.
+"""The formats of weights, one row each: bits, scales, and how a matrix is quantised, packed and dequantised.
 
 int8: weight int8 [out, in], scale float32 [out]; w[o, i] = q * scale[o], symmetric, scale = max |w[o]| / 127.
 int4: groups of 32 along the input. weight uint8 [out, in / 2]: byte k (0 to 15) of group g holds element 32 g + k in
 its low nibble and element 32 g + 16 + k in its high one, each as q + 8 with q in -8..7; scale float16 [out, in / 32];
 w = q * scale of its group.
 
-In files of small models (`fastcar lab store`) a tensor may have int8 numbers in such groups too, its scales under its
-name and `SCALE`, and perhaps four more bits under its name and `LOW`, packed as int4: w = (q + low / 16) * scale of its
-group. It is read as floats.
+In files of small models (`fastcar lab store`) a tensor may also be stored as int8 in groups of 32, with its scales
+under key NAME + `SCALE` and, optionally, four more bits per weight under NAME + `LOW`, packed as int4:
+w = (q + low / 16) * scale of its group. It is read as floats.
 
 A new format is a row of `FORMATS` and, for the native kernels, a struct in `kernels/native/source/formats.h`.
 """
@@ -30,26 +30,26 @@ GROUP = 32  # weights that share a scale in int4
 SCALE, LOW = ".scale", ".low"
 
 _ROUNDED, _WIDENED = 2**18, 2**22
-"""Weights rounded or widened at once: few enough for the caches, enough that threads seldom wait for each other."""
+"""Weights quantised or dequantised at once: few enough for the caches, enough to keep threads busy."""
 
 _CANDIDATES = (8.0, 7.1, 7.4, 7.7, 8.3, 8.6, 8.9)
-"""Where minus the largest weight of a group may come to lie, of -8..7; three times as many gain 0.05 % of the error."""
+"""A group's largest weight is scaled to minus one of these; three times as many would lower the error by 0.05 %."""
 
 
 def quantise_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A float matrix [out, in] as (int8 [out, in], scale float32 [out]); a row of zeros has scale 1."""
+    """Quantise a float matrix [out, in] to (int8 [out, in], scale float32 [out]); a row of zeros has scale 1."""
     scale = weight.abs().amax(1).float() / 127
     scale = torch.where(scale == 0, torch.ones_like(scale), scale)
     return (weight.float() / scale[:, None]).round_().to(torch.int8), scale
 
 
 def widen_int8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers and scales to a matrix [out, in] of a float dtype."""
+    """Dequantise numbers and scales to a matrix [out, in] of a float dtype."""
     return weight.to(dtype) * scale.to(dtype)[:, None]
 
 
 def pack_int4(q: Tensor) -> Tensor:
-    """Integers -8..7 [out, in] as bytes uint8 [out, in / 2] as this file's head says."""
+    """Pack integers -8..7 [out, in] into bytes uint8 [out, in / 2], as described at the top of this file."""
     low, high = (q + 8).to(torch.uint8).view(len(q), -1, 2, GROUP // 2).unbind(2)
     return (low | high << 4).flatten(1)
 
@@ -61,7 +61,7 @@ def unpack_int4(weight: Tensor) -> Tensor:
 
 
 def stored_parts(kinds: Mapping[str, tuple[Any, ...]]) -> dict[str, list[str]]:
-    """By tensor of a file, the names of what `widen_stored` takes beside it, if anything.
+    """For each tensor of a file, the keys of its scales and low bits, if it has any (see `widen_stored`).
     `kinds` are the safetensors dtype and shape of every tensor. Raises ValueError for parts that don't fit.
     """
     parts = {name: [name + part for part in (SCALE, LOW) if name + part in kinds] for name in kinds}
@@ -74,7 +74,7 @@ def stored_parts(kinds: Mapping[str, tuple[Any, ...]]) -> dict[str, list[str]]:
 
 
 def widen_stored(weight: Tensor, scale: Tensor, low: Tensor | None = None) -> Tensor:
-    """A tensor of a file: int8 [out, ...], scales [out, in / 32] and perhaps uint8 [out, in / 2] to float32."""
+    """Dequantise a stored tensor: int8 [out, ...], scales [out, in / 32], optional uint8 [out, in / 2] to float32."""
     wide = weight.float().view(*scale.shape, GROUP)
     if low is not None:
         wide += unpack_int4(low).view(wide.shape) / 16
@@ -82,7 +82,7 @@ def widen_stored(weight: Tensor, scale: Tensor, low: Tensor | None = None) -> Te
 
 
 def widen_int4(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes and scales to a matrix [out, in] of a float dtype."""
+    """Dequantise bytes and scales to a matrix [out, in] of a float dtype."""
     out, inputs = len(weight), weight.shape[1] * 2
     wide = torch.empty(out, inputs, dtype=dtype, device=weight.device)
     step = max(1, _WIDENED // inputs)
@@ -93,23 +93,23 @@ def widen_int4(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _rounded(groups: Tensor, inverse: Tensor) -> Tensor:
-    """Groups [n, 32] in units of 1 / inverse [n, 1], as integers of -8..7."""
+    """Round groups [n, 32] times `inverse` [n, 1] to integers -8..7."""
     return (groups * inverse).round_().clamp_(-8, 7)
 
 
 def inverse_of(scale: Tensor) -> Tensor:
-    """1 / scale, and 0 where it is 0."""
+    """1 / scale, or 0 for a scale of 0."""
     return torch.where(scale == 0, scale, 1 / scale)
 
 
 def fitted_scales(groups: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Scales [n, 1] of groups [n, 32] by least squares, of squares that may have weights [32].
+    """Scales [n, 1] of groups [n, 32] by least squares; `weights` [32] weight the squared errors.
 
-    The scale that fits the rounded numbers q of a candidate best is sum(w q) / sum(q q), and leaves
-    sum(w w) - sum(w q)^2 / sum(q q): the least of the candidates wins.
+    For a candidate's rounded numbers q the best scale is sum(w q) / sum(q q), with error
+    sum(w w) - sum(w q)^2 / sum(q q); the candidate with the least error wins.
     """
     least, most = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
-    # Of the number of each group that is largest in size, with its sign.
+    # From the weight of largest magnitude in each group, with its sign.
     inverse = -1 / torch.where(most > -least, most, least)
     weighted = groups if weights is None else groups * weights
     best, scale = torch.zeros_like(inverse), torch.zeros_like(inverse)
@@ -124,13 +124,13 @@ def fitted_scales(groups: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 def quantise_int4(weight: Tensor, scales: Callable[[Tensor], Tensor] = fitted_scales) -> tuple[Tensor, Tensor]:
-    """A float matrix [out, in] as (uint8 [out, in / 2], scale float16 [out, in / 32]). `scales` gives those of groups
-    float32 [n, 32] as float32 [n, 1]; one too small for float16 becomes zero, one too large the largest there is.
+    """Quantise a float matrix [out, in] to (uint8 [out, in / 2], scale float16 [out, in / 32]). `scales` gives scales
+    float32 [n, 1] of groups float32 [n, 32]; one too small for float16 becomes zero, one too large its maximum.
     """
     out, inputs = weight.shape
     packed = torch.empty(out, inputs // 2, dtype=torch.uint8, device=weight.device)
     kept = torch.empty(out, inputs // GROUP, dtype=torch.float16, device=weight.device)
-    # Each step launches a hundred kernels on a GPU.
+    # On a GPU each step launches a hundred kernels, so there are fewer.
     step = max(1, (_ROUNDED << 6 if weight.is_cuda else _ROUNDED) // inputs)
     for i in range(0, out, step):
         groups = weight[i : i + step].float().reshape(-1, GROUP)
@@ -143,20 +143,20 @@ def quantise_int4(weight: Tensor, scales: Callable[[Tensor], Tensor] = fitted_sc
 
 @dataclass(frozen=True)
 class Format:
-    """How a matrix [out, in] is stored, and the functions that make it so.
+    """How a matrix [out, in] is stored, and the functions that convert it.
 
-    `quantise` makes numbers and scales of a float matrix, `widen` the reverse, `pack` numbers of integers int8 [out,
-    in]. `fit` gives scales [n, 1] of groups float32 [n, group], whose squared errors weigh [group]; None: those of
-    `quantise`.
+    `quantise` makes numbers and scales from a float matrix, `widen` is its inverse, `pack` makes numbers from integers
+    int8 [out, in]. `fit` gives scales [n, 1] of groups float32 [n, group] by squared errors with weights [group]; None:
+    the scales of `quantise`.
     """
 
     name: str
     dtype: torch.dtype  # of the stored numbers
-    bits: int  # of a weight, which may be fewer
+    bits: int  # per weight, perhaps fewer than in a number
     scale: torch.dtype | None = None  # dtype of scales; None: floats
     group: int | None = None  # weights of a row that share a scale; None: all
-    low: int = 0  # the least integer that a weight can be
-    high: int = 0  # the largest
+    low: int = 0  # smallest integer of a weight
+    high: int = 0  # largest integer of a weight
     quantise: Callable[[Tensor], tuple[Tensor, Tensor]] = lambda weight: (weight, weight)
     widen: Callable[[Tensor, Tensor, torch.dtype], Tensor] = lambda weight, scale, dtype: weight.to(dtype)
     pack: Callable[[Tensor], Tensor] = lambda integers: integers
@@ -164,11 +164,11 @@ class Format:
 
     @property
     def number(self) -> int:
-        """The number by which the native kernels know it: its place in the table."""
+        """Its number in the native kernels: its index in the table."""
         return list(FORMATS).index(self.name)
 
     def shape(self, outputs: int, inputs: int) -> tuple[int, int]:
-        """Shape of the stored numbers. Raises ValueError where groups don't divide the inputs."""
+        """Shape of the stored numbers. Raises ValueError if groups don't divide the inputs."""
         if inputs % (self.group or 1):
             raise ValueError(f"{self.name} needs inputs in groups of {self.group}, given {inputs}")
         return outputs, inputs * self.bits // (8 * self.dtype.itemsize)
@@ -194,7 +194,7 @@ FORMATS = {
         ),
     )
 }
-"""The table. A format's place in it is its number in the native kernels."""
+"""All formats. A format's index is its number in the native kernels."""
 
 PACKED = {name: row for name, row in FORMATS.items() if row.scale is not None}
 """The formats with fewer bits than floats."""
@@ -205,8 +205,8 @@ _MULTIPLY: ContextVar[Callable[[QuantisedLinear, Tensor], Tensor] | None] = Cont
 
 @contextmanager
 def multiplied_by(product: Callable[[QuantisedLinear, Tensor], Tensor]) -> Iterator[None]:
-    """In this block quantised layers call `product(layer, x)`, which returns [..., out] in the dtype of x [..., in].
-    Modules know no kernels, so whoever runs them chooses the product.
+    """In this context quantised layers call `product(layer, x)`, which returns [..., out] in the dtype of x [..., in].
+    Modules know no kernels, so the caller chooses the product.
     """
     token = _MULTIPLY.set(product)
     try:
@@ -218,9 +218,9 @@ def multiplied_by(product: Callable[[QuantisedLinear, Tensor], Tensor]) -> Itera
 class QuantisedLinear(nn.Module):
     """A linear layer whose weight is stored as numbers and scales of a format; `bias` stays in floats.
 
-    `forward` widens the weight for each call, unless `multiplied_by` names another product. On a CPU bfloat16 is
-    multiplied in float32, which is faster where there are no instructions for it. Raises ValueError where groups don't
-    divide the inputs.
+    `forward` dequantises the weight in each call, unless `multiplied_by` sets another product. On a CPU bfloat16 is
+    multiplied in float32, which is faster without bfloat16 instructions. Raises ValueError if groups don't divide the
+    inputs.
     """
 
     weight: Tensor

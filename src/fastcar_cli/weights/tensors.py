@@ -1,7 +1,7 @@
-"""Weights on disk to tensors in memory: safetensors and .bin, one file or shards with an index.
+"""Reads weights from disk: safetensors and .bin, one file or shards with an index.
 
-Tensors are copied out of the mapped file a piece at a time, and the mapping is dropped as it grows, so that no more
-memory is held than the weights in the requested dtype and a piece.
+Tensors are copied out of the mapped file piece by piece, and the mapping is dropped as it grows, so that memory holds
+only the weights in the requested dtype and one piece.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from fastcar_cli.system.plain_data import read_json
 from fastcar_cli.weights.formats import stored_parts, widen_stored
 from fastcar_cli.weights.torchscript import TorchScriptFile
 
-PIECE = 64 * 2**20  # bytes of a file that are mapped before the mapping is dropped and made anew
+PIECE = 64 * 2**20  # bytes read from a mapping before it is dropped and made anew
 
 STEMS = ("model", "pytorch_model")
 SUFFIXES = (".safetensors", ".bin")
 
 ALIGNMENT = 64
-"""Bytes that the tensors of a file we write begin at a multiple of, where their sizes allow: a line of the caches."""
+"""Tensors in a written file begin at multiples of this many bytes, a cache line, if their sizes allow."""
 
 Progress = Callable[[int], None]
 Store = Callable[[str, Tensor], Mapping[str, Tensor]]
 
 
 def _damaged(file: Path, error: Exception) -> RequestError:
-    if file.exists() and not os.access(file, os.R_OK):  # safetensors says that there is none
+    if file.exists() and not os.access(file, os.R_OK):  # safetensors reports it as missing
         return RequestError(f"weights file {file} can't be read: {os.strerror(errno.EACCES)}")
     return RequestError(f"weights file {file} is damaged: {error}", hint="fetch it again")
 
@@ -78,7 +78,7 @@ class _Safetensors:
 
 
 class _Bin:
-    """As `_Safetensors`, of a file of torch's."""
+    """Like `_Safetensors`, for a file written by torch."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -98,7 +98,7 @@ class _Bin:
                 ) from None
             raise _damaged(self.path, RuntimeError(re.split(r"\. |\n", str(e))[0])) from None
         if self.path.suffix == ".pt" and isinstance(loaded, dict):
-            # A training run may save all under "model"; what TransformerEngine leaves is not a tensor.
+            # A training run may save all under "model"; TransformerEngine's extra states are not tensors.
             inner = loaded["model"] if isinstance(loaded.get("model"), dict) else loaded
             loaded = {str(k).removeprefix("model."): t for k, t in inner.items() if "_extra_state" not in str(k)}
         if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
@@ -128,11 +128,11 @@ class StoredShapes(dict[str, tuple[int, ...]]):
         self.path = path
 
     def of(self, key: str, dimensions: int) -> tuple[int, ...]:
-        """The shape of a tensor. Raises RequestError where it is missing, empty, or has other dimensions."""
+        """The shape of a tensor. Raises RequestError if it is missing, empty, or has other dimensions."""
         if (shape := self.get(key)) is None:
             raise RequestError(f"weights file {self.path} lacks key {key!r}")
         if len(shape) != dimensions or 0 in shape:
-            needed = f"needed {dimensions} dimension{'s' * (dimensions > 1)}"
+            needed = f"expected {dimensions} dimension{'s' * (dimensions > 1)}"
             raise RequestError(f"weights file {self.path}, key {key!r}: shape {list(shape)}, {needed}")
         return shape
 
@@ -140,8 +140,8 @@ class StoredShapes(dict[str, tuple[int, ...]]):
 def weight_files(
     folder: Path, stems: Sequence[str] = STEMS, suffixes: Sequence[str] = SUFFIXES, *, hint: str | None = None
 ) -> list[Path]:
-    """The weight files of a component folder, by its index or its one file; they need not exist.
-    Raises RequestError where there is neither, or where the index can't be read.
+    """The weight files of a component folder: those of its index, or its one file; they need not exist.
+    Raises RequestError if there is neither, or if the index can't be read.
     """
     for stem in stems:
         for suffix in suffixes:
@@ -152,7 +152,7 @@ def weight_files(
                 except (KeyError, TypeError, AttributeError) as e:
                     raise RequestError(f"{index} can't be read: {type(e).__name__} {e}") from None
                 if foreign := [name for name in files if Path(name).name != name]:
-                    raise RequestError(f"{index}: key 'weight_map' names {foreign[0]!r}, needed: a file of this folder")
+                    raise RequestError(f"{index}: key 'weight_map' names {foreign[0]!r}, expected a file name")
                 return [folder / name for name in files]
             if (folder / f"{stem}{suffix}").is_file():
                 return [folder / f"{stem}{suffix}"]
@@ -170,8 +170,8 @@ _SAFETENSORS_TYPES = {
 
 @dataclass(frozen=True)
 class Component:
-    """A folder of weights and what of it a network takes: `names` maps keys on disk to parameter names, `ignored` says
-    which further keys are known, `files` are the folder's files where they are not those of `weight_files`.
+    """A folder of weights, and which of them a network uses: `names` maps keys on disk to parameter names, `ignored`
+    accepts other known keys, `files` replace the result of `weight_files`.
     """
 
     folder: Path
@@ -183,8 +183,8 @@ class Component:
 class Weights:
     """The tensors of some components by parameter name, read in any order.
 
-    Raises RequestError that names file and key for a damaged file, for a missing or unexpected tensor, and for one
-    whose shape is not that of its `like`; with `finite` for NaN and infinite values. `progress` gets the bytes read.
+    Raises RequestError with file and key for a damaged file, a missing or unexpected tensor, and a shape other than in
+    `like`; with `finite` also for NaN and infinite values. `progress` gets the bytes read.
     """
 
     def __init__(
@@ -219,13 +219,13 @@ class Weights:
             if name is None or name in self._at:
                 continue
             if shape != (needed := tuple(like[name].shape)):
-                raise RequestError(f"weights file {path}, key {key!r}: shape {list(shape)}, needed {list(needed)}")
+                raise RequestError(f"weights file {path}, key {key!r}: shape {list(shape)}, expected {list(needed)}")
             self._at[name] = path, key, shape
 
     def read_all(
         self, dtype: Callable[[str], torch.dtype], device: torch.device | None = None, store: Store | None = None
     ) -> dict[str, Tensor]:
-        """All parameters on a device, each read in its `dtype`; `store` makes of one what takes its place."""
+        """All parameters on a device, each read in its `dtype`; `store` returns the tensors that replace one."""
         result: dict[str, Tensor] = {}
         for name in self._at:
             tensor = self.read(name, dtype(name), device)
@@ -233,7 +233,7 @@ class Weights:
         return result
 
     def read(self, name: str, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
-        """A parameter in `dtype` (None: as it is stored) on a device."""
+        """A parameter in `dtype` (None: as stored) on a device."""
         path, key, size = self._at[name]
         if self._file is None or self._file.path != path:
             # Let the system read the file while tensors are being copied; not every system knows the call.
@@ -244,7 +244,7 @@ class Weights:
         for begin, end in _pieces(size, dtype or torch.float32):
             piece = self._file.rows(key, begin, end)
             if not piece.is_floating_point():
-                raise RequestError(f"weights file {path}, key {key!r}: holds {piece.dtype}, needed floats")
+                raise RequestError(f"weights file {path}, key {key!r}: holds {piece.dtype}, expected floats")
             if target is None:
                 target = torch.empty(size, dtype=dtype or piece.dtype, device=device)
             (target[begin:end] if size else target).copy_(piece)
@@ -252,7 +252,7 @@ class Weights:
             self._done += piece.nbytes
             del piece
             if self._mapped >= PIECE:
-                # Tensors that are rounded leave freed blocks between those that stay.
+                # Quantising leaves freed blocks between the tensors that stay.
                 give_back_memory()
                 self._file.reopen()
                 self._mapped = 0
@@ -278,7 +278,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mappi
     """Write a safetensors file, aligned to `ALIGNMENT`, and wait until it is on the disk. Raises OSError.
     The library's own writer copies every tensor first and lets them begin at any multiple of 8 bytes.
     """
-    # Tensors of other sizes than multiples of the alignment go last.
+    # Tensors whose size is not a multiple of the alignment come last.
     ordered = sorted(tensors.items(), key=lambda item: item[1].nbytes % ALIGNMENT != 0)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"} if metadata is None else dict(metadata)}
     end = 0

@@ -1,7 +1,7 @@
-"""TorchScript archives read as data: the tensors of a module by the path of attributes that leads to each.
+"""Reads TorchScript archives as data: the tensors of a module by their attribute paths.
 
-The program in the file is never opened. Of its pickled objects only modules and tensors are allowed: classes of the
-program become empty objects, and nothing else can be named or called.
+The program in the file is never opened. Only modules and tensors are unpickled: classes of the program become empty
+objects, and nothing else can be named or called.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _KINDS = {
     "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool,
 }  # fmt: skip
 
-_MOST, _DEEPEST = 100_000, 64  # attributes of an archive, and modules in one another: an object can hold itself
+_MOST, _DEEPEST = 100_000, 64  # maximum attributes, and nesting depth of modules; objects can contain themselves
 
 _LARGEST_PICKLE = 64 * 2**20
 
 
 class _Stored(NamedTuple):
-    """Where a tensor lies: its storage, and the part of that."""
+    """Location of a tensor: its storage, and its part of it."""
 
     key: str
     dtype: torch.dtype
@@ -41,7 +41,7 @@ class _Stored(NamedTuple):
 
 
 def _objects(data: bytes) -> dict[str, _Stored]:
-    """The tensors of a pickled module by path. Raises what `pickle` raises, UnpicklingError for what is not allowed."""
+    """The tensors of a pickled module by path. Raises what `pickle` raises, UnpicklingError for other objects."""
 
     class Module:
         state: Any = None
@@ -84,7 +84,7 @@ def _objects(data: bytes) -> dict[str, _Stored]:
 
 
 def _tensors(root: Any, module: type) -> Iterator[tuple[str, _Stored]]:
-    """The tensors of a module and of those in it, by path."""
+    """The tensors of a module and its submodules, by path."""
     pending, seen = [("", root)], 0
     while pending:
         path, at = pending.pop()
@@ -112,7 +112,7 @@ class TorchScriptFile:
         self.shapes = {name: at.shape for name, at in self._at.items()}
 
     def reopen(self) -> None:
-        """Nothing is mapped."""
+        """Does nothing: the archive is not mapped."""
 
     def rows(self, name: str, begin: int, end: int) -> Tensor:
         """Rows of a tensor as it is stored."""
@@ -140,8 +140,8 @@ class TorchScriptFile:
 
 
 def _bytes(archive: zipfile.ZipFile, name: str, size: int | None) -> bytearray:
-    """A member of an archive, of this size where one is given."""
+    """A member of an archive; its size must be `size`, if given."""
     stored = archive.getinfo(name).file_size
     if size not in (None, stored) or (size is None and stored > _LARGEST_PICKLE):
-        raise ValueError(f"{name} has {stored} bytes" + ("" if size is None else f", needed {size}"))
+        raise ValueError(f"{name} has {stored} bytes" + ("" if size is None else f", expected {size}"))
     return bytearray(archive.read(name))

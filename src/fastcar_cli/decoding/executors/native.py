@@ -33,7 +33,7 @@ def obstacle(model: Network) -> str | None:
     if model.device.type != "cpu":
         return f"native kernels are for the CPU, the model is on {model.device}"
     if model.dtype not in (torch.float32, torch.bfloat16):
-        return f"native kernels don't support dtype {str(model.dtype).removeprefix('torch.')}"
+        return f"native kernels do not support dtype {str(model.dtype).removeprefix('torch.')}"
     return native.unavailable()
 
 

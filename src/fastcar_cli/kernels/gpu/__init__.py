@@ -26,7 +26,7 @@ def interpreted() -> bool:
 
 
 def upcast(x: Tensor) -> bool:
-    """Whether tile products are of x in float32: the interpreter multiplies tiles of 16 bit wrongly."""
+    """Whether to multiply tiles of x in float32: the interpreter multiplies 16-bit tiles wrongly."""
     return interpreted() and x.dtype.itemsize < 4
 
 
@@ -34,8 +34,8 @@ WIDEST = (64, 128, 4)  # outputs, inputs and pipeline stages of the largest tile
 
 
 def most_rows(shared_bytes: int, itemsize: int = 2) -> int:
-    """Rows that the products of a step can serve where a block has this much shared memory. Every stage of the pipeline
-    has a tile of weights and one of inputs there. At least 16: rows are padded to that.
+    """Maximum rows of a pass's products with this much shared memory per block. Every stage of the pipeline has a tile
+    of weights and one of inputs there. At least 16: rows are padded to that.
     """
     out, inner, stages = WIDEST
     rows = 16

@@ -1,8 +1,8 @@
 """Rotation, append to the KV cache, temporal attention score and the gate of replay, in one kernel.
 
-A pass has a line for every input token of every row: input 0 of all rows, then input 1 of all rows, and on. The token
-of a line is read from the device. A cache is full (index i of the padded sequence lies in slot i) or a window (sinks
-first, then index i in slot first + i % window, and one frame of keys for the score in a ring of frame + 1).
+A pass has a line for every input token of every row: input 0 of all rows, then input 1 of all rows, and so on. Its
+token is read on the device. A cache is full (index i of the padded sequence lies in slot i) or a window (sinks first,
+then index i in slot first + i % window, and one frame of keys for the score in a ring of frame + 1).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _append_kernel(
     SCORE: tl.constexpr, RELEASED: tl.constexpr, PAIRS: tl.constexpr, HP: tl.constexpr, KP: tl.constexpr,
     DP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One input of one video a program, so that its OF rows decide together: tiles are [OF, heads, half of a head]."""
+    """One program per input of a video, so that its OF rows decide together: tiles are [OF, heads, half of a head]."""
     follow(EARLY)
     kind = query.dtype.element_ty
     video = tl.program_id(0).to(tl.int64) % VIDEOS
@@ -84,7 +84,7 @@ def _append_kernel(
             before = ring + (group * (frame + 1) + (index + 1) % (frame + 1)) * D + i
         else:
             before = keys + (group * slots + index - frame) * D + i
-        # No frame before the first, but one that the prompt ends in: no head is read.
+        # The first frame has one before it only if the prompt ends in one; without it no head is read.
         there = here & (h < tl.where(t + aligned >= frame, H, 0))
         aa = tl.load(before, mask=there, other=0.0).to(tl.float32)
         ab = tl.load(before + D // 2, mask=there, other=0.0).to(tl.float32)
@@ -102,8 +102,8 @@ def _append_kernel(
 
 @dataclass(frozen=True)
 class Extent:
-    """Where tokens lie in the caches: tokens of the padded prompts and of a frame; length (0: none) and first slot of a
-    window; how many tokens the prompts end in that lie as those of frames do.
+    """Layout of the caches: tokens of the padded prompts, and of a frame; length (0: none) and first slot of a window;
+    number of frame tokens at the end of the prompts.
     """
 
     padded: int
@@ -119,9 +119,9 @@ class Gate:
 
     thresholds: Tensor  # float32 [lines]
     scores: Tensor  # float32 [lines], written
-    flags: Tensor  # uint8 [lines], written: 1 where what is compared exceeds its threshold
-    released: bool  # scores q before rotation
-    pairs: bool  # compares the mean of the two rows of a video
+    flags: Tensor  # uint8 [lines], written: 1 if the line replays
+    released: bool  # score q before rotation
+    pairs: bool  # compare the mean score of a video's two rows
 
 
 def append(
@@ -139,10 +139,10 @@ def append(
 ) -> None:
     """Rotate q and k, append k and v to a layer's cache and, with a gate, decide which lines replay.
 
-    qkv [lines, (heads + 2 kv_heads) head_dim] unrotated; query [lines, heads, head_dim] takes the rotated q; keys,
+    qkv [lines, (heads + 2 kv_heads) head_dim] unrotated; query [lines, heads, head_dim] gets the rotated q; keys,
     values [rows, kv_heads, slots, head_dim]; ring [rows, kv_heads, N + 1, head_dim] with a window, else the keys; cos,
     sin [tokens, rows, head_dim]; token int64 [lines]. Unconditional rows follow the conditional ones. With a window a
-    call takes one input of a row, as its slot may be one that another input reads.
+    call takes one input per row, since another input may read its slot.
     """
     lines, heads, d = query.shape
     rows, kv = keys.shape[:2]

@@ -1,7 +1,7 @@
 """Attention over a cache whose length is counted on the device, and among the few depths of one position.
 
 The cache is read in chunks, each by its own program, once for all input tokens and query heads that attend to it.
-Softmax sums of chunks are put together in a fixed order; chunks past the last token read nothing.
+Softmax sums of chunks are combined in a fixed order; chunks past the last token read nothing.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def _attend_kernel(
     CHUNK: tl.constexpr, BLOCK: tl.constexpr, DP: tl.constexpr, QP: tl.constexpr, UPCAST: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of slots of one head of keys of one row, for a tile of the queries that it serves: those of every input
-    token and every query head of the group. Softmax sums, their peaks and their weights, float32.
+    """One chunk of slots of one KV head of one row, for a tile of its queries: those of every input token and every
+    query head of the group. Writes softmax sums, their peaks and their weights, float32.
 
     A chunk past the last token has weight 0 and reads no keys. `ring` is the first slot after the sinks.
     """
@@ -86,7 +86,7 @@ def _attend_kernel(
 def _combine_kernel(
     sums, peaks, weights, out, chunks, D: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr, EARLY: tl.constexpr
 ):
-    """All chunks of one head of one line, in their order."""
+    """Combine all chunks of one head of one line, in their order."""
     follow(EARLY)
     head = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, CP)
@@ -102,7 +102,7 @@ def _combine_kernel(
 
 
 def chunks_of(slots: int, chunk: int = CHUNK) -> int:
-    """Chunks that `attend` divides a cache into."""
+    """Number of chunks that `attend` divides a cache into."""
     return int(triton.cdiv(slots, chunk))
 
 
@@ -129,7 +129,7 @@ def attend(
     lines, heads, d = query.shape
     rows, kv, slots = keys.shape[:3]
     chunks, wide = chunks_of(slots, chunk), triton.next_power_of_2(d)
-    # Sides of tile products are no smaller than the hardware takes.
+    # Sides of tile products have at least the size that the hardware requires.
     queries = lines // rows * (heads // kv)
     padded = min(64, max(16, triton.next_power_of_2(queries)))
     sizes = {"ROWS": rows, "H": heads, "KV": kv, "D": d, "DP": max(16, wide), "QP": padded}

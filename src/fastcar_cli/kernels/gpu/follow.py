@@ -1,4 +1,4 @@
-"""Launches that overlap: a kernel is brought onto the device while the one before it still runs, and waits there.
+"""Overlapping launches: a kernel is loaded onto the device while the one before it still runs, and waits there.
 
 Needs compute capability 9.0 (programmatic dependent launch); elsewhere kernels are launched one after another.
 """
@@ -30,7 +30,7 @@ def early(x: Tensor) -> dict[str, Any]:
 
 @triton.jit
 def follow(EARLY: tl.constexpr):
-    """Let the next kernel come, and wait until the one before has written all that it writes."""
+    """Let the next kernel launch, and wait until the previous one has written its results."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

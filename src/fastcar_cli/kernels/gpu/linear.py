@@ -1,8 +1,8 @@
-"""Linear maps of few rows, bound by reading their weights.
+"""Linear maps of few rows, limited by reading their weights.
 
-A program reads a tile of weights once and uses it for every row. Tile sizes are constants, as another tile means
-another order of additions. Results are rounded to the dtype of the activations where the plain torch path rounds them.
-Weights with few bits are widened in registers, rounded to that dtype and multiplied as floats.
+A program reads a tile of weights once and uses it for every row. Tile sizes are constants, since another tile
+would change the order of additions. Results are rounded to the dtype of the activations wherever plain torch does so.
+Quantised weights are dequantised in registers, rounded to that dtype and multiplied as floats.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ class Matrix(NamedTuple):
 
     @classmethod
     def of(cls, module: nn.Module) -> Matrix:
-        """The matrix of a linear map, of torch's or in few bits."""
+        """The matrix of a linear map, torch's or a quantised one."""
         return cls(module.weight, getattr(module, "scale", None), module.bias)  # type: ignore[arg-type]
 
     @property
     def bits(self) -> int:
-        """Of a weight in few bits; 0 of floats."""
+        """Bits of a quantised weight; 0 for floats."""
         return {torch.uint8: 4, torch.int8: 8}.get(self.numbers.dtype, 0)
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """What a kernel is given; of floats it does not look at the second."""
+        """Numbers and scales for a kernel, which ignores the scales of floats."""
         return self.numbers, self.numbers if self.scale is None else self.scale
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Outputs and inputs of a tile of weights, stages of the software pipeline, warps of a program, and programs that a
-    launch should have: where a matrix has fewer tiles of outputs, programs share one, each with a part of the inputs.
+    """Outputs and inputs of a tile of weights, stages of the software pipeline, warps of a program, and the number
+    of programs to launch: if a matrix has fewer tiles of outputs, programs share one, each with a part of the inputs.
     """
 
     out: int
@@ -56,29 +56,31 @@ class Tile:
     programs: int = 150
 
     def split(self, tiles: int, inner: int) -> int:
-        """Programs that share each of so many tiles of outputs of a matrix with this many inputs."""
+        """Number of programs that share a tile of outputs, for a matrix with this many tiles and inputs."""
         parts = 1
         while tiles * parts < self.programs and 4 * parts * self.inner < inner:
             parts *= 2
         return parts
 
     def launch(self, x: Tensor, weights: Matrix) -> dict[str, Any]:
-        """What a kernel that takes inputs x [rows, K] and such weights in these tiles is compiled for."""
-        # The small operand of a tile product has a power of two of rows, no less than the hardware takes.
+        """Compile-time arguments of a kernel for inputs x [rows, K] and these weights in this tile."""
+        # The small operand of a tile product has a power of two of rows, at least what the hardware requires.
         padded, inner = max(16, triton.next_power_of_2(len(x))), max(16, triton.next_power_of_2(x.shape[1]))
         sizes = {"BN": self.out, "BK": min(self.inner, inner), "STAGES": self.stages, "num_warps": self.warps}
         return {**sizes, **early(x), "K": x.shape[1], "RP": padded, "BITS": weights.bits, "UPCAST": upcast(x)}
 
 
 SMALL = Tile(32, 64, 3)
-"""The tile of float32 activations, which no matrix unit multiplies: larger ones do not fit the registers."""
+"""The tile for float32 activations, without matrix units: larger ones do not fit the registers."""
 Tiles = dict[int, tuple[Tile, ...]]
-"""By bits of a weight (0: floats) the tiles of up to 16, up to 32 and more rows; the last for all that follow."""
+"""By bits of a weight (0: floats), tiles for up to 16, up to 32 and more rows; the last serves all larger numbers."""
 FEW, MANY = Tile(32, 256, 3, warps=2, programs=500), Tile(64, 128, 4, warps=8, programs=300)
-"""Of few bits: four warps would widen 32 outputs twice; with more than 32 rows wider tiles do not fit registers."""
-# Chosen on an H200, those of int8 as int4's; docs/data/gpu.md has what passes take.
+"""Tiles for quantised weights: four warps would dequantise 32 outputs twice; with more than 32 rows wider tiles do
+not fit the registers.
+"""
+# Chosen on an H200, int8 like int4; docs/data/gpu.md has the times of passes.
 LINEAR: Tiles = {0: (Tile(64, 128, 4),), 8: (FEW, Tile(64, 256, 3), MANY), 4: (FEW, Tile(64, 256, 3), MANY)}
-"""The tiles of linear maps of activations in 16 bit."""
+"""The tiles of linear maps for 16-bit activations."""
 
 
 def tile_of(tiles: Tiles, x: Tensor, weights: Matrix) -> Tile:
@@ -90,13 +92,13 @@ def tile_of(tiles: Tiles, x: Tensor, weights: Matrix) -> Tile:
 
 
 def sums(x: Tensor, outputs: int, split: int) -> tuple[Tensor, Tensor]:
-    """Where programs that share a tile leave their sums, float32 [split, rows, outputs], and how many have: zeros."""
+    """Memory for programs that share a tile: sums float32 [split, rows, outputs], and zeroed counts of them."""
     return x.new_empty(split if split > 1 else 0, len(x), outputs, dtype=torch.float32), _counts(x.device)
 
 
 @functools.cache
 def _counts(device: torch.device) -> Tensor:
-    """A count for every tile of a launch; each launch leaves zeros."""
+    """A count for every tile of a launch, zero again after each launch."""
     return torch.zeros(4096, dtype=torch.int32, device=device)
 
 
@@ -115,8 +117,8 @@ def _inputs(x, r, k, rows, K: tl.constexpr, EVEN: tl.constexpr, kind: tl.constex
     return tl.load(x + r[None, :] * K + k[:, None], mask=inside, other=0.0).to(kind)
 
 
-# 4 bits below those of 128 (bfloat16) or 1024 (float16) are that number plus 0 to 15; of it 8 more are taken, exactly.
-# Sums and products are one instruction, the only one that compute capability 8.0 has for bfloat16.
+# Four bits in the mantissa of 128 (bfloat16) or 1024 (float16) give that number plus 0 to 15; it plus 8 is subtracted,
+# exactly. Each step is a fused multiply-add, the only such instruction of compute capability 8.0 for bfloat16.
 _WIDEN = """{{
 .reg .b32 p, q, r, t, one, less, zero;
 mov.b32 one, {one};
@@ -145,8 +147,8 @@ _WIDEN_FLOAT16 = tl.constexpr(_WIDEN.format(kind="f16x2", base="0x64006400", one
 
 @triton.jit
 def _widen(pairs, scales):
-    """The low and the high elements of bytes of int4 times the scales of their groups, in the dtype of the scales. As
-    instructions: a conversion of every number would take longer than reading it.
+    """Dequantise the low and the high elements of int4 bytes with the scales of their groups, in the scales' dtype. In
+    assembly: converting every number would take longer than reading it.
     """
     packed: tl.constexpr = "=r,=r,=r,=r,r,r,r"
     if scales.dtype == tl.bfloat16:
@@ -166,11 +168,11 @@ def add_tile(
     total, x, w, scale, n, r, k0, rows, N,
     K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, BITS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Add to float32 [BN, RP] what outputs n of w [N, K] have from inputs k0 to k0 + BK; of int8 without the scale."""
+    """Add to float32 [BN, RP] the products of inputs k0 to k0 + BK for outputs n of w [N, K]; int8 without scales."""
     kind: tl.constexpr = tl.float32 if UPCAST else x.dtype.element_ty
     first = n[:, None].to(tl.int64)
     if BITS == 4:
-        # A byte holds elements k and k + 16 of a group of 32, whose scale is that of 16 bytes.
+        # A byte holds elements k and k + 16 of a group of 32, so 16 bytes share a scale.
         byte, group = k0 // 2 + tl.arange(0, BK // 2), k0 // 32 + tl.arange(0, BK // 32)
         pairs = _read(w + first * (K // 2) + byte[None, :], n, byte, N, K // 2, EVEN)
         scales = _read(scale + first * (K // 32) + group[None, :], n, group, N, K // 32, EVEN).to(tl.float32)
@@ -187,7 +189,7 @@ def add_tile(
 
 @triton.jit
 def scaled(total, scale, n, N, BITS: tl.constexpr):
-    """Sums [BN, RP] of products of int8 times the scale of each output; others as they are."""
+    """Sums [BN, RP], for int8 times the scale of each output."""
     return total * tl.load(scale + n, mask=n < N, other=0.0)[:, None] if BITS == 8 else total
 
 
@@ -208,13 +210,13 @@ def product(
 
 @triton.jit
 def leave(total, parts, inside, size):
-    """Leave this program's part of a tile's sums [BN, RP] where `gathered` finds it; parts lie `size` numbers apart."""
+    """Store this program's part of a tile's sums [BN, RP] for `gathered`; parts are `size` numbers apart."""
     tl.store(parts + tl.program_id(1) * size, total, mask=inside)
 
 
 @triton.jit
 def is_last(counts, SPLIT: tl.constexpr):
-    """Whether this program is the last of a tile that has left its parts; that one adds them up."""
+    """Whether this program is the last of its tile to store its part; the last one adds all parts."""
     tl.debug_barrier()
     count = counts + tl.program_id(0)
     last = tl.atomic_add(count, 1, sem="acq_rel") == SPLIT - 1
@@ -225,7 +227,7 @@ def is_last(counts, SPLIT: tl.constexpr):
 
 @triton.jit
 def gathered(parts, inside, size, SPLIT: tl.constexpr):
-    """The sum of all parts of a tile in their order, so that which program adds them decides nothing."""
+    """The sum of all parts of a tile in their order, so that it does not depend on which program adds them."""
     total = tl.load(parts, mask=inside, other=0.0, cache_modifier=".cg")
     for part in tl.static_range(1, SPLIT):
         total += tl.load(parts + part * size, mask=inside, other=0.0, cache_modifier=".cg")
@@ -239,7 +241,7 @@ def _linear_kernel(
     SPLIT: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RP: tl.constexpr, STAGES: tl.constexpr,
     BITS: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Up to three linear maps of one input side by side, into out [rows, N0 + N1 + N2]; a program has a tile of one."""
+    """Up to three linear maps of one input, side by side in out [rows, N0 + N1 + N2]; a program computes one tile."""
     follow(EARLY)
     tile = tl.program_id(0)
     w, scale, bias, column, size = w0, s0, b0, tile * 0, tile * 0 + N0

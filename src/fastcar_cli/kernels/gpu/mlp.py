@@ -1,6 +1,6 @@
 """The gated SwiGLU MLP of few rows: a row that replays takes its output from the cache.
 
-Each program reads the flags of its rows on the device and reads no weights where every row replays.
+Each program reads the flags of its rows on the device and reads no weights if every row replays.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from fastcar_cli.kernels.gpu.linear import (
     tile_of,
 )
 
-# Chosen on an H200, those of int8 as int4's; docs/data/gpu.md has what passes take.
+# Chosen on an H200, int8 like int4; docs/data/gpu.md has the times of passes.
 GATE_UP: Tiles = LINEAR | {0: (Tile(32, 128, 3),), 8: (FEW, Tile(64, 128, 4), MANY)}  # the tiles of gate and up
 DOWN: Tiles = LINEAR | {4: (Tile(64, 256, 3, programs=500), Tile(64, 128, 4, programs=500), MANY)}
-"""Those of down, which has more inputs than outputs."""
+"""The tiles of down, which has more inputs than outputs."""
 
 
 @triton.jit
@@ -49,7 +49,7 @@ def _gate_up_kernel(
     K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RP: tl.constexpr, STAGES: tl.constexpr, BITS: tl.constexpr,
     UPCAST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """A tile of silu(gate x) * (up x). Returns before any weight is read where every row replays."""
+    """A tile of silu(gate x) * (up x). Returns before reading weights if every row replays."""
     follow(EARLY)
     r = tl.arange(0, RP)
     if REPLAY:
@@ -90,8 +90,8 @@ def _down_kernel(
     SPLIT: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RP: tl.constexpr, STAGES: tl.constexpr,
     BITS: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """A tile of down h, into the replay cache where the row computes, and added to x for all rows. Where every row
-    replays no weight is read: the cached output is added and that is all.
+    """A tile of down h: stored in the replay cache for rows that do not replay, and added to x for all rows. If every
+    row replays, no weights are read and only the cached output is added.
     """
     follow(EARLY)
     r = tl.arange(0, RP)
@@ -128,9 +128,9 @@ def _down_kernel(
 
 @dataclass(frozen=True)
 class Cached:
-    """What the MLP kernels read of a layer's replay state; line l belongs to row l % rows, no two share its place."""
+    """A layer's replay state for the MLP kernels; line l belongs to row l % rows, and no two lines share a slot."""
 
-    flags: Tensor  # uint8 [lines], 1 where the line replays
+    flags: Tensor  # uint8 [lines], 1 if the line replays
     t: Tensor  # int64 [lines], its input token
     outputs: Tensor  # [rows, N, width], of the last frame
 
@@ -139,7 +139,7 @@ def mlp(h: Tensor, matrices: Sequence[Matrix], x: Tensor, middle: Tensor, replay
     """Add the MLP of normalised inputs h [lines, width] to x [lines, width], in place; returns x.
 
     The matrices are gate and up [mlp_width, width], of one format, and down [width, mlp_width]; middle [lines,
-    mlp_width] is scratch. With `replay`, a line whose flag is set takes its output from the cache and the others leave
+    mlp_width] is scratch. With `replay`, a line whose flag is set takes its output from the cache and the others store
     theirs there.
     """
     width, wide = h.shape[1], middle.shape[1]

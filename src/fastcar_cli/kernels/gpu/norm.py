@@ -1,4 +1,4 @@
-"""RMS norm, also of heads, and layer norm, one row a program."""
+"""RMS norm, also of heads, and layer norm, one program per row."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fastcar_cli.kernels.gpu.follow import early, follow
 def _norm_kernel(
     x, weight, bias, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, LAYER: tl.constexpr, EARLY: tl.constexpr
 ):
-    """One row a program, in float32: x / rms(x), rounded, times weight. A LAYER norm is (x - mean) / deviation * weight
-    + bias, rounded once, as torch does.
+    """One program per row, in float32: x / rms(x), rounded, times weight. A LAYER norm is (x - mean) / deviation *
+    weight + bias, rounded once, as torch does.
     """
     follow(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -46,7 +46,7 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor
 def _head_norm_kernel(
     qkv, q, k, eps, H: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):
-    """A head of a query or a key a program."""
+    """One program per head of a query or key."""
     follow(EARLY)
     line, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = tl.arange(0, BLOCK)

@@ -1,6 +1,6 @@
 """Compile the native kernels: `python src/fastcar_cli/kernels/native/build.py` does so in a checkout.
 
-The build of the package runs this file by itself, so it uses the standard library only. The compiler is that of the
+The package build runs this file by itself, so it uses only the standard library. The compiler is that of the
 `ziglang` package, which includes its headers; without that package `$CXX`, c++, clang++ or g++. With the platform tag
 of a wheel in FASTCAR_WHEEL, zig compiles for that system.
 """
@@ -34,7 +34,7 @@ TARGETS = {
     "win_amd64": "x86_64-windows-gnu",
     "win_arm64": "aarch64-windows-gnu",
 }
-"""Zig's target by platform tag of a wheel, which names the oldest system that its library runs on."""
+"""Zig's target for each platform tag of a wheel; the tag names the oldest system that the library runs on."""
 _MACHINE = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
 _HERE = f"{_MACHINE}-{sys.platform}"
 _AVX2 = ["-mavx2", "-mfma", "-mf16c"]
@@ -50,8 +50,8 @@ SETS = {
     },
     "aarch64": {"dotprod": ["-mcpu=generic+dotprod"], "i8mm": ["-mcpu=generic+dotprod+i8mm"]},
 }
-"""Flags of a machine's instruction sets, besides those that it always has."""
-# NaN and infinity keep their meaning. Assumed is only that nobody reads errno or the floating point status flags.
+"""Compiler flags of each machine's optional instruction sets."""
+# NaN and infinity keep their meaning; the flags only assume that nothing reads errno or floating-point status.
 FLAGS = (
     *("-std=c++17", "-O3", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fno-trapping-math"),
     *("-ffp-contract=fast", "-fvisibility=hidden"),
@@ -63,7 +63,7 @@ class BuildError(Exception):
 
 
 def source_hash() -> str:
-    """Hash of the sources; the library holds it, to show what it was built from."""
+    """Hash of the sources, stored in the library to show what it was built from."""
     digest = hashlib.sha256()
     for path in sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -71,14 +71,14 @@ def source_hash() -> str:
 
 
 def platform_tag() -> str:
-    """Platform tag of the wheel: FASTCAR_WHEEL, or that of this system where zig builds the library."""
+    """Platform tag of the wheel: FASTCAR_WHEEL, or that of this system if zig builds the library."""
     here = f"{'manylinux_2_17' if platform.libc_ver()[0] else 'musllinux_1_1'}_{_MACHINE}"
     mac, windows = ("macosx_11_0_arm64", "win_arm64") if _MACHINE == "aarch64" else ("macosx_11_0_x86_64", "win_amd64")
     return os.environ.get("FASTCAR_WHEEL") or {"darwin": mac, "win32": windows}.get(sys.platform, here)
 
 
 def zig(target: str | None) -> list[str] | None:
-    """Zig for a target, which is any machine of its kind; None where it is not installed or has no such target."""
+    """Zig's command for a target, any machine of that kind; None if zig is not installed or has no such target."""
     if target is None or importlib.util.find_spec("ziglang") is None:
         return None
     return [sys.executable, "-m", "ziglang", "cc", "-target", target, "-fno-sanitize=all"]
@@ -98,10 +98,10 @@ def _run(command: list[str], environment: dict[str, str]) -> None:
 
 
 def compile_with(compiler: list[str], to: Path, folder: Path, *, target: str = _HERE, more: Sequence[str] = ()) -> None:
-    """Compile the library for a target, machine and system, at `to`, with objects in `folder`. `more` flags, such as a
-    sanitizer's, leave symbols in it. Raises BuildError, or OSError where the compiler can't run.
+    """Compile the library for a target (machine and system) to `to`, with objects in `folder`. With `more` flags, such
+    as a sanitizer's, symbols stay in it. Raises BuildError, or OSError if the compiler can't run.
     """
-    # Zig keeps what it compiles, in CI where a second build finds it.
+    # Zig caches what it compiles; CI sets a folder where a second build finds it.
     caches = ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")
     environment = {**dict.fromkeys(caches, str(folder / "zig")), **os.environ}
     flags = [*compiler, "-x", "c++", *FLAGS, *([] if "-win" in target else ["-fPIC"]), *more]

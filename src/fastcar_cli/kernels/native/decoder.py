@@ -2,7 +2,7 @@
 
 A product streams its weight matrix once; attention reads the KV cache in place; the gate decides between attention and
 MLP, so that the weights of an MLP that every row replays are not read. Activations are float32 between products.
-Results don't depend on the number of threads, and those of a row not on other rows (except in pairs).
+Results don't depend on the number of threads, and a row's results not on other rows (except in pairs).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _FLOATS = (torch.float32, torch.bfloat16)
 
 @dataclass(frozen=True)
 class BlockWeights:
-    """A decoder block: norms float32 [width], the seven maps of attention and MLP; norms of a query's and a key's heads
+    """A decoder block: norms float32 [width], the seven maps of attention and MLP; norms of query and key heads
     float32 [head width], or None.
 
-    With cross attention its norm, its maps of queries and outputs, the norm of a query's heads, and what it reads:
+    For cross-attention: its norm, its query and output maps, the norm of its query heads, and what it reads:
     memory_keys, memory_values [rows, kv_heads, words, head width], normed, in the dtype of the KV cache.
     """
 
@@ -111,21 +111,21 @@ def _caches(decoder: Any, caches: Mapping[str, Tensor | None]) -> None:
 class DecoderPass:
     """All blocks and the last norm on one or more tokens of every row. Weights and caches are used in place.
 
-    norm: weight of the last norm, float32 [width]; None: hidden states are those after the last block. eps: of all
-    norms. caches, by name:
+    norm: weight of the last norm, float32 [width]; None: hidden states are not normed. eps: of all norms.
+    caches, by name:
     - keys, values [layers, rows, kv_heads, slots, head width], float32 or bfloat16, and aligned, the keys that TAS
-      reads: their slots may differ, or it may be the same tensor as keys;
+      reads: it may have another number of slots, or be the same tensor as keys;
     - outputs: the replay cache, [layers, rows, N, width] float32 or bfloat16. None: nothing is stored or replayed;
-    - further tokens that are attended to: older_keys, older_values int8 [layers, rows, kv_heads, older slots, head
-      width], older_key_scales, older_value_scales float32 without the head width, and what is added to each, key_means,
+    - older tokens to attend to: older_keys, older_values int8 [layers, rows, kv_heads, older slots, head width],
+      older_key_scales, older_value_scales float32 without the head width, and the means added to each, key_means,
       value_means float32 [layers, rows, kv_heads, head width].
-    table: int64 [tokens, 6], by token where it lies in the caches: the slot of its key and value; the slots below which
-    it attends to; the slot of its aligned key, and the one of its own; how many of the older tokens it attends to, and
-    where among them the token goes that lay in its slot (-1: nowhere).
+    table: int64 [tokens, 6], the slots of each token: that of its key and value; the end of the slots that it attends
+    to; that of its aligned token's key, and that of its own key in `aligned`; the number of older tokens that it
+    attends to, and the older slot for the token that was in its slot (-1: none).
     cos, sin: float32 [tokens, rows or 1, head width]. start: int64 [rows]; slots before it are padding.
-    most: tokens of a row that one pass can take. released: TAS takes the query before its rotation, as the released
+    most: maximum tokens per row and pass. released: TAS takes the query before its rotation, as the released
     code does. pairs: rows r and r + rows / 2 decide together, by the mean of their scores.
-    Raises ValueError with the name of a tensor that does not fit, RuntimeError where `unavailable` says why.
+    Raises ValueError with the name of a tensor that does not fit, RuntimeError if the kernels are unavailable.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class DecoderPass:
         self._run = partial(kernels().decode, ctypes.byref(decoder), ctypes.byref(self._step))
         self._rows, self._width, self._layers, self._most, self._end = rows, decoder.width, len(blocks), most, tokens
         self._slots, self._replays = slots + older_slots, caches.get("outputs") is not None
-        # What an address points to must live as long as this object.
+        # Tensors whose addresses are used must live as long as this object.
         self._held = (decoder, memory, blocks, norm, caches, start, table, cos, sin)
 
     def __call__(
@@ -198,15 +198,15 @@ class DecoderPass:
         """Run as many tokens of every row as x has; x [rows, count, width] float32 becomes their hidden states.
 
         tokens: the first token of each row. Inputs are the rows' tokens, one row after another.
-        places: float32 [inputs, width], what the input of every block has added; None: nothing. mask: bool [inputs,
+        places: float32 [inputs, width], added to the input of every block; None: nothing. mask: bool [inputs,
         slots + older slots], the slots to attend to; None: all from `start` on. scored: bool [layers], the layers where
-        TAS is computed and gates the MLP; None: all. scores float32 and replayed bool [layers, inputs] are written
-        there; both or neither are given. thresholds: float32 [layers, inputs]; an input replays where its score (in
-        pairs the mean) is greater. None: nothing replays. Returns the seconds spent in MLP branches.
+        TAS is computed and gates the MLP; None: all. scores float32 and replayed bool [layers, inputs] are
+        outputs; give both or neither. thresholds: float32 [layers, inputs]; an input replays if its score (in pairs
+        the mean) is greater. None: nothing replays. Returns the seconds spent in MLP branches.
         """
         step, count = self._step, x.shape[1]
         if not (min(tokens) >= 0 and max(tokens) + count <= self._end and 1 <= count <= self._most):
-            raise ValueError(f"tokens {tokens} and {count - 1} after each: there are {self._end}, {self._most} a pass")
+            raise ValueError(f"tokens {tokens} and {count - 1} more each: there are {self._end}, {self._most} per pass")
         if (scores is None) != (replayed is None):
             raise ValueError("scores and replayed: both or neither")
         if thresholds is not None and (scores is None or not self._replays):

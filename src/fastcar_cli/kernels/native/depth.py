@@ -1,6 +1,6 @@
-"""Drawing the codes of a token: its blocks have LayerNorm with eps 1e-5, attention over the depths so far, and GELU.
+"""Samples the codes of a token. The blocks have LayerNorm with eps 1e-5, attention over the depths so far, and GELU.
 
-A model without a depth transformer has one code per token, drawn from the classifier's logits of its hidden state.
+A model without a depth transformer has one code per token, sampled from the classifier's logits of its hidden state.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ def _transformer(weights: DepthWeights, depth: int) -> Any:
 
 
 class CodeDraw:
-    """Draws the codes of one or more tokens of every video, all depths in one call; weights are used in place.
+    """Samples the codes of one or more tokens of every video, all depths in one call; weights are used in place.
 
-    transformer: None where the one code of a token is drawn from the hidden state itself. classifier: the map to
-    logits. codebooks: float32 [codes, code width], one for each depth. uniforms: float32 [videos, tokens, depth].
-    codes: int64 [videos, tokens, depth], where draws are written. There is a row for each draw; unless guidance is 1,
-    the unconditional rows follow the conditional ones. guidance, temperature, top_k, strict: cfg, temperature, top_k
-    and top_p_strict of `SamplingSettings`. most: tokens of a video that are drawn at once. Raises as `DecoderPass`.
+    transformer: None if a token's one code is sampled from the hidden state itself. classifier: the map to logits.
+    codebooks: float32 [codes, code width], one for each depth. uniforms: float32 [videos, tokens, depth]. codes: int64
+    [videos, tokens, depth], written by each call. There is a row for each sampled token; unless guidance is 1, the
+    unconditional rows follow the conditional ones. guidance, temperature, top_k, strict: cfg, temperature, top_k
+    and top_p_strict of `SamplingSettings`. most: maximum tokens per video and call. Raises like `DecoderPass`.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class CodeDraw:
         memory = scratch(kernels().depth_bytes(whole))
         whole.scratch = memory.data_ptr()
         self._run = partial(kernels().draw, ctypes.byref(whole), ctypes.byref(self._draw))
-        # What an address points to must live as long as this object.
+        # Tensors whose addresses are used must live as long as this object.
         self._held = (memory, transformer, classifier, codebooks, uniforms, codes)
 
     def __call__(
@@ -143,16 +143,16 @@ class CodeDraw:
         given: Tensor | None = None,
         keep_logits: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Draw the codes of as many tokens of every video as there are hidden states, float32 [rows, count, in].
+        """Sample the codes of `count` tokens of every video from hidden states float32 [rows, count, in].
 
-        first: the first token of each video. top_p: one a draw, the draws of a video one after another. given: int64
-        [videos, tokens, depth], codes to take instead where they are not negative. Returns the sums of the code vectors
-        [videos, count, code width] and, with `keep_logits`, the guided logits [depth, videos, count, codes]. Raises
-        ArithmeticError where a logit is NaN or infinite, ValueError for a given code that is out of range.
+        first: the first token of each video. top_p: one per token, those of a video adjacent. given: int64 [videos,
+        tokens, depth], codes to use instead unless negative. Returns the summed code vectors [videos, count, code
+        width] and, with `keep_logits`, the guided logits [depth, videos, count, codes]. Raises ArithmeticError if a
+        logit is NaN or infinite, ValueError for a given code that is out of range.
         """
         (videos, tokens, depth), draw, count = self._shape, self._draw, hidden.shape[1]
         if not (min(first) >= 0 and max(first) + count <= tokens and 1 <= count <= self._most):
-            raise ValueError(f"tokens {first} and {count - 1} after each: there are {tokens}, {self._most} a draw")
+            raise ValueError(f"tokens {first} and {count - 1} more each: there are {tokens}, {self._most} per call")
         latent = torch.empty(videos, count, self._latent)
         logits = torch.empty(depth, videos, count, self._logits) if keep_logits else None
         self._first[:], self._top_p[: videos * count] = first, top_p

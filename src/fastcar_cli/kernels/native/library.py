@@ -42,14 +42,14 @@ def open_library() -> ctypes.CDLL | str:
 
 
 def unavailable() -> str | None:
-    """Why the native kernels can't be used here, in a sentence without its full stop; None where they can."""
+    """Why the native kernels can't be used here, in a sentence without its full stop; None if they can."""
     library = open_library()
     return library if isinstance(library, str) else None
 
 
 @cache
 def instruction_sets() -> Sequence[str]:
-    """Instruction sets that the kernels have and this processor runs, best first; empty where they are unavailable."""
+    """Instruction sets that the kernels have and this processor runs, best first; empty if they are unavailable."""
     library = open_library()
     names: list[str] = []
     while not isinstance(library, str) and (name := library.fastcar_instruction_set(len(names))):
@@ -62,8 +62,8 @@ class UnknownInstructions(RequestError, ValueError):
 
 
 def instruction_set() -> str:
-    """The instruction set in use: the best one, or that which the environment variable FASTCAR_KERNELS_ISA names.
-    Raises UnknownInstructions for one that is not in `instruction_sets`, RuntimeError where kernels are unavailable.
+    """The instruction set in use: the best one, or the one named by the environment variable FASTCAR_KERNELS_ISA.
+    Raises UnknownInstructions for one that is not in `instruction_sets`, RuntimeError if kernels are unavailable.
     """
     if (why := unavailable()) is not None:
         raise RuntimeError(why)
@@ -76,7 +76,7 @@ def instruction_set() -> str:
 
 
 def kernels() -> Any:
-    """The kernels of `instruction_set`. Raises RuntimeError where they are unavailable."""
+    """The kernels of `instruction_set`. Raises RuntimeError if they are unavailable."""
     library = open_library()
     if isinstance(library, str):
         raise RuntimeError(library)
@@ -89,7 +89,7 @@ def _kernels_of(library: ctypes.CDLL, name: str) -> Any:
 
 
 def scratch(size: int) -> Tensor:
-    """Zeroed memory of this many bytes, aligned to a cache line; of NumPy, since torch writes all of it."""
+    """Zeroed memory of this many bytes, aligned to a cache line; from NumPy, since torch would write all of it."""
     memory = torch.from_numpy(np.zeros(size + 64, np.uint8))
     first = -memory.data_ptr() % 64
     return memory[first : first + size]
@@ -108,7 +108,7 @@ class Product:
         self.product.scratch = self._scratch.data_ptr()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Float32 [..., in] to float32 [..., out], of `rows` inputs in all."""
+        """Map float32 [..., in], `rows` inputs in all, to float32 [..., out]."""
         p, (rows, outputs, inputs), shape = self.product, self._shape, x.shape[:-1]
         if shape.numel() != rows:
             raise ValueError(f"x has {shape.numel()} rows, expected {rows}")
@@ -119,5 +119,5 @@ class Product:
 
 
 def linear(x: Tensor, weight: Linear, threads: int = 1) -> Tensor:
-    """Float32 [rows, in] to float32 [rows, out]; `Product` does the same repeatedly."""
+    """Map float32 [rows, in] to float32 [rows, out]; `Product` does the same repeatedly."""
     return Product(weight, len(x), threads)(x)

@@ -1,4 +1,4 @@
-"""The structs that the native kernels take, parsed from `source/structs.h`, and how tensors are checked for them."""
+"""The structs that the native kernels take, parsed from `source/structs.h`, and the checks of tensors for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BY_DTYPE = {form.dtype: form for form in reversed(FORMATS.values())}  # the firs
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear map: weight and scale as their format says (`formats.py`), bias float32 [out] or None.
+    """A linear map: weight and scale in their format (`formats.py`), bias float32 [out] or None.
 
     The product quantises the inputs too: to 16 bits with int8 weights, with a scale for each 64 inputs; to 8 bits with
     int4 weights, with a scale for each 32, a multiple of one power of two for each row.
@@ -34,7 +34,7 @@ class Linear:
 
     @property
     def format(self) -> Format:
-        """`form`, or where it is None the first format whose numbers have the weight's dtype."""
+        """`form`, or if it is None the first format whose numbers have the weight's dtype."""
         return self.form or BY_DTYPE.get(self.weight.dtype, FORMATS["float32"])
 
     @property
@@ -93,7 +93,7 @@ def _parse(header: str) -> dict[str, type[ctypes.Structure]]:
 _HEADER = (Path(__file__).parent / "source" / "structs.h").read_text(encoding="utf-8")
 
 STRUCTS: Any = SimpleNamespace(**_parse(_HEADER))  # the structs of `source/structs.h` by name
-MOST_ROWS = int(re.findall(r"MOST_ROWS = (\d+);", _HEADER)[0])  # most rows of a decode pass, as `source/structs.h` says
+MOST_ROWS = int(re.findall(r"MOST_ROWS = (\d+);", _HEADER)[0])  # maximum rows of a decode pass
 
 
 def matrix(name: str, linear: Linear, outputs: int | None = None, inputs: int | None = None) -> Any:
