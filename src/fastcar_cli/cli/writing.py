@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -112,7 +111,8 @@ def write(
 
             try:
                 with memory_errors(LESS):
-                    deque(pipe.videos(*_inputs(jobs), on_step, reported(bar, in_percent=True), on_frame=add), maxlen=0)
+                    for frame in pipe.stream(*_inputs(jobs), on_step, on_begin=reported(bar, in_percent=True)):
+                        add(frame)
             except KeyboardInterrupt as e:
                 stop = e
         if preview is not None:

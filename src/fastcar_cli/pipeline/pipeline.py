@@ -215,13 +215,10 @@ class VideoPipeline:
         seeds: Sequence[int],
         on_step: Callable[[int, int], None] | None = None,
         on_begin: OnBegin | None = None,
-        on_frame: Callable[[Frame], None] | None = None,
     ) -> Iterator[Video]:
-        """Decode as `stream` does; yields each finished video, and passes each frame to `on_frame`."""
+        """Decode as `stream` does; yields each finished video."""
         images: list[list[NDArray[np.uint8]]] = [[] for _ in prompts]
         for frame in self.stream(prompts, seeds, on_step, on_begin=on_begin):
-            if on_frame is not None:
-                on_frame(frame)
             i = frame.video
             images[i].append(frame.image)
             if len(images[i]) == self.frames:
