@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fastcar_cli.decoding.replay.replay import replays, temporal_attention_score
 from fastcar_cli.models.bundled.placement_map import Near, PlacementMap
-from fastcar_cli.models.decoder import Branch, rotate
+from fastcar_cli.models.decoder import Branch, Decoder, rotate
 from fastcar_cli.models.vila_u.network import VideoModel
 from fastcar_lab.training.loop import Watch, descend, rng_of
 from fastcar_lab.training.muon import Muon
@@ -87,6 +87,38 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.bmm(scores.softmax(-1), v).unflatten(0, (-1, heads))
 
 
+def run_blocks(
+    llm: Decoder, x: Tensor, positions: Tensor, taus: Tensor | None, n: int, start: int = 0
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Run inputs [B, S, width] at `positions` [B, S] through all blocks; returns what the last one gives, before norm.
+
+    The first `start` inputs are text, the others are tokens of frames of n. With taus [B], those after the first frame
+    may replay, and with the result come each block's TAS [B, S - start - n] and its share of replays.
+    """
+    cos, sin = (a[:, None] for a in llm.rotary(positions, torch.float32))
+    scores: list[Tensor] = []
+    shares: list[Tensor] = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if taus is not None:
+            scores.append(temporal_attention_score(q[:, :, start + n :], k[:, :, start:-n]).float())
+        return causal_attention(q, k, v)
+
+    for block in llm.blocks:
+
+        def mlp(x: Tensor, branch: Branch = block.mlp_branch) -> Tensor:
+            output = branch(x)
+            if taus is None:
+                return output
+            hit = replays(scores[-1].detach(), taus[:, None])
+            shares.append(hit.float().mean())
+            return torch.cat([output[:, :start], replay_known(output[:, start:], hit, n)], 1)
+
+        x = block(x, attend, mlp)
+    return x, scores, shares
+
+
 def hidden_states(
     model: VideoModel,
     text: Tensor,
@@ -125,27 +157,7 @@ def hidden_states(
     places = at + start
     words = torch.arange(start, device=x.device)[None]
     positions = torch.cat([words.expand(len(places), -1), places], 1)
-    cos, sin = (a[:, None] for a in model.llm.rotary(positions, torch.float32))
-    scores: list[Tensor] = []
-    shares: list[Tensor] = []
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        if taus is not None:
-            scores.append(temporal_attention_score(q[:, :, start + n :], k[:, :, start:-n]).float())
-        return causal_attention(q, k, v)
-
-    for block in model.llm.blocks:
-
-        def mlp(x: Tensor, branch: Branch = block.mlp_branch) -> Tensor:
-            output = branch(x)
-            if taus is None:
-                return output
-            hit = replays(scores[-1].detach(), taus[:, None])
-            shares.append(hit.float().mean())
-            return torch.cat([output[:, :start], replay_known(output[:, start:], hit, n)], 1)
-
-        x = block(x, attend, mlp)
+    x, scores, shares = run_blocks(model.llm, x, positions, taus, n, start)
     return model.llm.norm(x[:, start - 1 :]), scores, shares
 
 

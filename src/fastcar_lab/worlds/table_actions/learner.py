@@ -10,10 +10,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fastcar_cli.decoding.replay.replay import replays, temporal_attention_score
 from fastcar_cli.models.bundled.steered import Steered, SteeredSpec
-from fastcar_cli.models.decoder import Branch, Decoder, rotate
-from fastcar_lab.training.decoder import causal_attention, replay_known
+from fastcar_cli.models.decoder import Decoder
+from fastcar_lab.training.decoder import run_blocks
 from fastcar_lab.training.start import look_back
 from fastcar_lab.worlds.table_actions.codes import GROUND_CODES, PLACES, SIZES
 from fastcar_lab.worlds.table_actions.hyperparameters import TABLE_ACTIONS
@@ -112,27 +111,7 @@ class Learner(nn.Module):
         given = torch.cat([torch.zeros_like(actions[:, :1]), actions], 1)
         acted = given.gather(1, frame[..., None].expand(-1, -1, actions.shape[-1]))
         x = self.inputs(codes) + self.places[index % PLACES] + self.action_linear(acted)
-        cos, sin = (a[:, None] for a in self.llm.rotary(index, torch.float32))
-        scores: list[Tensor] = []
-        shares: list[Tensor] = []
-
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-            if taus is not None:
-                scores.append(temporal_attention_score(q[:, :, PLACES:], k[:, :, :-PLACES]))
-            return causal_attention(q, k, v)
-
-        for block in self.llm.blocks:
-
-            def mlp(x: Tensor, branch: Branch = block.mlp_branch) -> Tensor:
-                output = branch(x)
-                if taus is None:
-                    return output
-                hit = replays(scores[-1].detach(), taus[:, None])
-                shares.append(hit.float().mean())
-                return replay_known(output, hit, PLACES)
-
-            x = block(x, attend, mlp)
+        x, scores, shares = run_blocks(self.llm, x, index, taus, PLACES)
         return self.llm.norm(x), scores, shares
 
 
