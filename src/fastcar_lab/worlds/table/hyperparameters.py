@@ -56,7 +56,7 @@ LONGEST = 128  # frames a video may have
 # however long ago. The rest were drawn at random for the least similarity of two positions that differ
 # by 1 to 1055 (0.48, against 0.93 for powers of 100), so heads can look at one distance from the start;
 # the last one hardly turns, so that a head can look at the caption from anywhere.
-_PERIODS = (64.0, 32.0, 16.0, 8.0, 4.0, 2.34, 2.50, 2.81, 4.42, 5.84, 8.43, 29.6, 188.0, 355.0, 583.0, 32768.0)
+PERIODS = (64.0, 32.0, 16.0, 8.0, 4.0, 2.34, 2.50, 2.81, 4.42, 5.84, 8.43, 29.6, 188.0, 355.0, 583.0, 32768.0)
 
 TABLE = ModelSpec(
     name="table",
@@ -70,7 +70,7 @@ TABLE = ModelSpec(
         mlp_width=640,
         vocab=len(VOCABULARY),
         max_positions=PROMPT_LENGTH + TABLE_RQVAE.tokens_per_frame * LONGEST,
-        rope_periods=_PERIODS,
+        rope_periods=PERIODS,
     ),
     depth=DepthSpec(
         width=192,

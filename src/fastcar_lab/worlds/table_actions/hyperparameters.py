@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastcar_cli.models.bundled.patch_tokenizer import PatchTokenizerSpec
 from fastcar_cli.models.bundled.steered import SteeredSpec
 from fastcar_cli.models.decoder import DecoderSpec
+from fastcar_lab.worlds.table.hyperparameters import PERIODS
 from fastcar_lab.worlds.table_actions.codes import CODES, GRID, GROUND_CODES, PLACES, SIZES, TILES
 
 TOKENIZER = PatchTokenizerSpec(
@@ -13,9 +14,6 @@ TOKENIZER = PatchTokenizerSpec(
 
 FRAMES = 6  # frames of a clip in the first stage of training
 LONGEST = 8  # frames that the model looks back to at most, which are those of a clip in the last stage
-
-# As those of `table`, whose frames have as many tokens.
-_PERIODS = (64.0, 32.0, 16.0, 8.0, 4.0, 2.34, 2.50, 2.81, 4.42, 5.84, 8.43, 29.6, 188.0, 355.0, 583.0, 4096.0)
 
 TABLE_ACTIONS = SteeredSpec(
     name="table-actions",
@@ -29,7 +27,7 @@ TABLE_ACTIONS = SteeredSpec(
         mlp_width=384,
         vocab=CODES,
         max_positions=PLACES * LONGEST,
-        rope_periods=_PERIODS,
+        rope_periods=(*PERIODS[:-1], 4096.0),  # the frames of `table` have as many tokens
     ),
     tokenizer=TOKENIZER,
     context=3,
