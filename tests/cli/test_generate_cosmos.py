@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.cosmos import SIZE, write_model
 from support.ivideogpt import moving_clip, write_clip
-from support.processes import Run
+from support.processes import Run, refused, report_of, runs_small_and_emulated
 
 from fastcar_cli.checkpoints.open import known
 from fastcar_cli.config.run_config import RunConfig
@@ -35,11 +35,6 @@ def texted(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_model(tmp_path_factory.mktemp("models"), "Cosmos-Predict1-13B-Video2World", 64)
 
 
-def _report(done: Any) -> dict[str, Any]:
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 def _begun(model: str, tmp_path: Path, pictures: int = 12) -> list[str]:
     clip = tmp_path / f"clip{pictures}"
     if not clip.exists():
@@ -49,7 +44,7 @@ def _begun(model: str, tmp_path: Path, pictures: int = 12) -> list[str]:
 
 @pytest.mark.slow
 def test_a_video_gives_its_last_nine_pictures(run: Run, model: str, tmp_path: Path) -> None:
-    report = _report(run(*_begun(model, tmp_path), "--tau", "-0.1", "-o", "out"))
+    report = report_of(run(*_begun(model, tmp_path), "--tau", "-0.1", "-o", "out"))
     assert report["input"]["context"] == 9 and report["input"]["frames"] == list(range(3, 12))
     assert report["video"] == {"path": "out", "frames": 33, "height": 48, "width": 64, "fps": 25}
     assert report["tokens"] == {"text": 2 * N, "visual": 3 * N, "rows": 1}
@@ -59,24 +54,24 @@ def test_a_video_gives_its_last_nine_pictures(run: Run, model: str, tmp_path: Pa
 
 
 def test_a_picture_is_continued_too(run: Run, model: str, tmp_path: Path) -> None:
-    report = _report(run(*_begun(model, tmp_path, 1), "--frames", "17", "-o", "out"))
+    report = report_of(run(*_begun(model, tmp_path, 1), "--frames", "17", "-o", "out"))
     assert report["input"]["context"] == 1 and report["video"]["frames"] == 17
     assert report["tokens"] == {"text": N, "visual": 2 * N, "rows": 1}
 
 
 def test_replay_may_begin_at_the_second_frame_of_codes(run: Run, model: str, tmp_path: Path) -> None:
     settings = ["--tau", "-9", "--set", "replay.first_frame=1"]
-    replay = _report(run(*_begun(model, tmp_path), *settings, "-o", "out"))["replay"]
+    replay = report_of(run(*_begun(model, tmp_path), *settings, "-o", "out"))["replay"]
     assert replay["by_frame"] == [0, 1, 1] and replay["eligible_ratio"] == 1
 
 
 def test_a_ratio_is_kept_from_the_first_frame_on(run: Run, model: str, tmp_path: Path) -> None:
-    replay = _report(run(*_begun(model, tmp_path), "--replay-ratio", "0.8", "-o", "out"))["replay"]
+    replay = report_of(run(*_begun(model, tmp_path), "--replay-ratio", "0.8", "-o", "out"))["replay"]
     assert replay["ratio"] == pytest.approx(0.8, abs=0.03) and replay["by_frame"][0] > 0.5
 
 
 def test_truth_beside_all_pictures_behind_the_last_nine(run: Run, model: str, tmp_path: Path) -> None:
-    report = _report(run(*_begun(model, tmp_path, 35), "--truth", "-o", "both"))
+    report = report_of(run(*_begun(model, tmp_path, 35), "--truth", "-o", "both"))
     assert report["input"]["frames"] == list(range(2, 35))
     assert report["truth"]["first_frame"] == 9 and len(report["truth"]["by_frame"]["ssim"]) == 24
     assert (read_frames(Path("both"))[:, :, :64] == moving_clip(35, 48, 64)[2:]).all()
@@ -91,20 +86,15 @@ def test_truth_beside_all_pictures_behind_the_last_nine(run: Run, model: str, tm
 def test_the_same_codes_however_they_are_decoded(run: Run, model: str, tmp_path: Path, options: list[str]) -> None:
     """All tokens lie within the window, or are decoded several a pass, or by the plain executor."""
     begun = [*_begun(model, tmp_path), "--tau", "-0.1"]
-    _report(run(*begun, "--draft", "off", "-o", "plain"))
-    _report(run(*begun, *options, "-o", "other"))
+    report_of(run(*begun, "--draft", "off", "-o", "plain"))
+    report_of(run(*begun, *options, "-o", "other"))
     assert (read_frames(Path("plain")) == read_frames(Path("other"))).all()
 
 
 @pytest.mark.slow
 def test_int8_keys_a_short_window_and_the_accelerator(run: Run, model: str, tmp_path: Path) -> None:
     begun = [*_begun(model, tmp_path), "--tau", "-0.1"]
-    small = _report(run(*begun, "--window", "20", "--kv-dtype", "int8", "-o", "small"))
-    whole = _report(run(*begun, "-o", "whole"))
-    assert small["memory"]["kv_cache_bytes"] < whole["memory"]["kv_cache_bytes"]
-    done = run(*begun, "--backend", "fpga-sim", "--trace", "trace.npz", "-o", "emulated")
-    assert _report(done)["backend"]["name"] == "fpga-sim"
-    assert run("fpga", "trace.npz", "--json").returncode == 0
+    runs_small_and_emulated(run, begun, "20")
 
 
 @pytest.mark.slow
@@ -125,8 +115,8 @@ def test_a_sweep_shows_what_each_picture_has(run: Run, model: str, tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_recipe_makes_the_video_again(run: Run, model: str, tmp_path: Path) -> None:
-    _report(run(*_begun(model, tmp_path, 1), "--frames", "25", "--tau", "-0.1", "-o", "first.mp4"))
-    _report(run("generate", "--from", "first.mp4", "--model", model, "--json", "-o", "again.mp4"))
+    report_of(run(*_begun(model, tmp_path, 1), "--frames", "25", "--tau", "-0.1", "-o", "first.mp4"))
+    report_of(run("generate", "--from", "first.mp4", "--model", model, "--json", "-o", "again.mp4"))
     assert Path("first.mp4").read_bytes() == Path("again.mp4").read_bytes()
 
 
@@ -134,7 +124,7 @@ def test_a_recipe_makes_the_video_again(run: Run, model: str, tmp_path: Path) ->
 @pytest.mark.parametrize("dtype", ["int4", "int8", "bfloat16"])
 def test_a_converted_folder_holds_model_and_tokenizer(run: Run, model: str, tmp_path: Path, dtype: str) -> None:
     assert run("convert", model, "-o", "packed", "--dtype", dtype).returncode == 0
-    report = _report(run(*_begun("packed", tmp_path), "-o", "out"))
+    report = report_of(run(*_begun("packed", tmp_path), "-o", "out"))
     assert report["model"]["dtype"] == dtype and report["video"]["frames"] == 33
 
 
@@ -147,14 +137,14 @@ def test_a_text_as_vectors(run: Run, texted: str, tmp_path: Path) -> None:
         # As encoders return it, a batch of one.
         torch.save(torch.from_numpy(vectors)[None], "text.pt")
         file = ("text.npy", "text.pt")[i]
-        _report(run(*_begun(texted, tmp_path), "--temperature", "0", "--text-embedding", file, "-o", f"out{i}"))
+        report_of(run(*_begun(texted, tmp_path), "--temperature", "0", "--text-embedding", file, "-o", f"out{i}"))
         videos.append(read_frames(Path(f"out{i}")))
     assert (videos[0][:9] == videos[1][:9]).all() and (videos[0] != videos[1]).any()
 
 
 @pytest.mark.slow
 def test_dry_run_names_both_folders(run: Run, model: str) -> None:
-    report = _report(run("generate", "--model", model, "--dry-run", "--json"))
+    report = report_of(run("generate", "--model", model, "--dry-run", "--json"))
     beside = f"../{TOKENIZER}"
     assert sorted(report["files"]) == [f"{beside}/decoder.jit", f"{beside}/encoder.jit", "model.pt"]
     # Of 640 x 1024 pixels: 12,799 tokens of 2 KV heads of 32 numbers in 2 layers, twice, in float32.
@@ -191,25 +181,19 @@ class _Calls:
         return os.system, ("touch ran",)
 
 
-def _refused(done: Any, *said: str) -> None:
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    words = " ".join(done.stderr.replace("│", " ").split())
-    assert all(part in words for part in said), words
-
-
 @pytest.mark.slow
 def test_wrong_requests(run: Run, model: str, texted: str, tmp_path: Path) -> None:
     begun = _begun(model, tmp_path)
-    _refused(run(*begun, "--frames", "20"), "makes 8 frames at once", "17, 25, 33")
-    _refused(run(*begun, "--frames", "41"), "33 frames")
-    _refused(run(*begun, "--context", "5"), "1 or 9")
-    _refused(run(*_begun(model, tmp_path, 5)), "has 5 frames", "expected 9 context frames")
-    _refused(run(*begun, "--size", "65x48"), "multiples of 16 up to 1024x640")
-    _refused(run("generate", "a ball", "--model", model), "takes no text")
-    _refused(run(*_begun(texted, tmp_path)), "no text embedding", "--text-embedding FILE")
+    refused(run(*begun, "--frames", "20"), "makes 8 frames at once", "17, 25, 33")
+    refused(run(*begun, "--frames", "41"), "33 frames")
+    refused(run(*begun, "--context", "5"), "1 or 9")
+    refused(run(*_begun(model, tmp_path, 5)), "has 5 frames", "expected 9 context frames")
+    refused(run(*begun, "--size", "65x48"), "multiples of 16 up to 1024x640")
+    refused(run("generate", "a ball", "--model", model), "takes no text")
+    refused(run(*_begun(texted, tmp_path)), "no text embedding", "--text-embedding FILE")
     np.save("text.npy", np.zeros((513, 64), np.float32))
-    _refused(run(*_begun(texted, tmp_path), "--text-embedding", "text.npy"), "[513, 64]", "1 to 512")
-    _refused(run(*begun, "--actions", begun[6]), "takes no actions")
+    refused(run(*_begun(texted, tmp_path), "--text-embedding", "text.npy"), "[513, 64]", "1 to 512")
+    refused(run(*begun, "--actions", begun[6]), "takes no actions")
 
 
 def _save(folder: Path, tensors: Any, **options: Any) -> None:
@@ -231,12 +215,12 @@ def test_wrong_files(run: Run, model: str, tmp_path: Path) -> None:
         ([1], "no mapping"),
     ):
         _save(folder, wrong)
-        _refused(run(*begun), "model.pt", *said)
+        refused(run(*begun), "model.pt", *said)
     assert not Path("ran").exists()
     _save(folder, tensors, _use_new_zipfile_serialization=False)
-    _refused(run(*begun), "is damaged")
+    refused(run(*begun), "is damaged")
     (folder / "model.pt").write_bytes((Path(model) / "model.pt").read_bytes()[:20000])
-    _refused(run(*begun), "is damaged")
-    _refused(run("generate", "--model", str(beside), "--dry-run"), "is the folder of Cosmos' tokenizer", "model.pt")
+    refused(run(*begun), "is damaged")
+    refused(run("generate", "--model", str(beside), "--dry-run"), "is the folder of Cosmos' tokenizer", "model.pt")
     shutil.rmtree(beside)
-    _refused(run(*begun), "no tokenizer beside it", "Cosmos-Tokenize1-DV8x16x16-720p")
+    refused(run(*begun), "no tokenizer beside it", "Cosmos-Tokenize1-DV8x16x16-720p")

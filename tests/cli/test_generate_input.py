@@ -14,7 +14,7 @@ import pytest
 from safetensors import safe_open
 from support.ivideogpt import ACTIONS, moving_clip, write_clip, write_model
 from support.paths import GOLDEN_FRAMES as SHARED
-from support.processes import Run
+from support.processes import Run, report_of
 
 from fastcar_cli.media import open_writer, read_frames, read_recipe
 
@@ -29,15 +29,10 @@ def acting(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_model(tmp_path_factory.mktemp("models") / "acting", 1, ACTIONS)
 
 
-def _report(done: Any) -> dict[str, Any]:
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 def test_context_and_prediction_are_counted_together(run: Run, free: str, tmp_path: Path) -> None:
     clip = write_clip(tmp_path / "clip.gif", moving_clip(6, 48, 96))
     arguments = ["--model", free, "--input", clip, "--frames", "3", "--seed", "5", "--json", "-o", "out"]
-    report = _report(run("generate", *arguments, "--start", "1", "--step", "2"))
+    report = report_of(run("generate", *arguments, "--start", "1", "--step", "2"))
     assert report["input"] == {"name": "clip.gif", "context": 2, "frames": [1, 3, 5], "height": 48, "width": 96}
     assert report["prompt"] == "clip.gif" and "truth" not in report
     assert report["video"] == {"path": "out", "frames": 3, "height": 64, "width": 64, "fps": 4}
@@ -49,8 +44,8 @@ def test_context_and_prediction_are_counted_together(run: Run, free: str, tmp_pa
 def test_truth_is_beside_the_prediction(run: Run, free: str, tmp_path: Path) -> None:
     clip = moving_clip(5)
     arguments = ["--model", free, "--input", write_clip(tmp_path / "clip", clip), "--frames", "5", "--seed", "5"]
-    report = _report(run("generate", *arguments, "--truth", "--json", "-o", "both"))
-    _report(run("generate", *arguments, "--json", "-o", "alone"))
+    report = report_of(run("generate", *arguments, "--truth", "--json", "-o", "both"))
+    report_of(run("generate", *arguments, "--json", "-o", "alone"))
     both, alone = read_frames(Path("both")), read_frames(Path("alone"))
     assert (both[:, :, :64] == clip).all() and (both[:, :, 64:] == alone).all()
     assert report["video"]["width"] == 128
@@ -76,7 +71,7 @@ def test_the_greedy_clip_of_the_released_code(run: Run, tmp_path: Path, name: st
     for row, clip in enumerate(clips):
         np.savez(tmp_path / "clip.npz", image=clip, **({} if actions is None else {"action": actions[row]}))
         arguments = ["--model", str(SHARED / "checkpoint" / name), "--input", "clip.npz", "--frames", str(frames)]
-        _report(run("generate", *arguments, "--temperature", "0", "--json", "-o", f"out{row}"))
+        report_of(run("generate", *arguments, "--temperature", "0", "--json", "-o", f"out{row}"))
         made = read_frames(Path(f"out{row}"))
         assert len(made) == frames
         off = np.abs(made[-1].astype(int) - recorded[row, -1])
@@ -85,7 +80,7 @@ def test_the_greedy_clip_of_the_released_code(run: Run, tmp_path: Path, name: st
 
 def test_the_context_alone_will_do(run: Run, free: str, tmp_path: Path) -> None:
     folder = write_clip(tmp_path / "pictures", moving_clip(2))
-    report = _report(run("generate", "--model", free, "--input", folder, "--frames", "4", "--json", "-o", "out"))
+    report = report_of(run("generate", "--model", free, "--input", folder, "--frames", "4", "--json", "-o", "out"))
     assert report["video"]["frames"] == 4 and report["input"]["frames"] == [0, 1]
     done = run("generate", "--model", free, "--input", folder, "--frames", "4", "--truth", "-o", "other")
     assert done.returncode == 2 and "has 2 frames, expected 4" in done.stderr
@@ -95,13 +90,13 @@ def test_the_context_alone_will_do(run: Run, free: str, tmp_path: Path) -> None:
 def test_several_inputs_and_samples(run: Run, free: str, tmp_path: Path) -> None:
     one, two = (write_clip(tmp_path / f"{n}.gif", moving_clip(3)[::d]) for n, d in (("one", 1), ("two", -1)))
     arguments = ["--model", free, "--frames", "3", "--seed", "7", "--json"]
-    videos = _report(run("generate", "--input", one, "--input", two, "--samples", "2", *arguments, "-o", "all"))[
+    videos = report_of(run("generate", "--input", one, "--input", two, "--samples", "2", *arguments, "-o", "all"))[
         "videos"
     ]
     assert [Path(v["video"]["path"]).name for v in videos] == ["one-s7.mp4", "one-s8.mp4", "two-s7.mp4", "two-s8.mp4"]
     assert sorted(p.name for p in Path("all").glob("*.json"))[0] == "one-s7.json"
     # What shares its batch changes nothing.
-    _report(run("generate", "--input", two, *arguments, "-o", "alone.mp4"))
+    report_of(run("generate", "--input", two, *arguments, "-o", "alone.mp4"))
     assert (read_frames(Path("alone.mp4")) == read_frames(Path("all/two-s7.mp4"))).all()
 
 
@@ -115,7 +110,7 @@ def test_actions_decide(run: Run, acting: str, tmp_path: Path) -> None:
     arguments = ["--model", acting, "--input", "clip.npz", "--frames", "4", "--temperature", "0", "--json"]
     frames = []
     for name, more in (("own", ()), ("same", ("--actions", "same.json")), ("other", ("--actions", "other.csv"))):
-        _report(run("generate", *arguments, *more, "-o", name))
+        report_of(run("generate", *arguments, *more, "-o", name))
         frames.append(read_frames(Path(name)))
     assert (frames[0] == frames[1]).all() and (frames[0] != frames[2]).any()
     assert (frames[0][0] == frames[2][0]).all(), "the context has nothing to do with actions"
@@ -129,11 +124,11 @@ def test_a_recipe_makes_the_video_again_without_its_input(
     model = request.getfixturevalue(kind)
     np.savez(tmp_path / "clip.npz", image=moving_clip(4, 40, 50), action=np.ones((4, ACTIONS)))
     arguments = ["--model", model, "--json", "-o"]
-    _report(run("generate", *arguments, "a", "--input", "clip.npz", "--frames", "3", "--seed", "4", "--tau", "-inf"))
+    report_of(run("generate", *arguments, "a", "--input", "clip.npz", "--frames", "3", "--seed", "4", "--tau", "-inf"))
     (tmp_path / "clip.npz").unlink()
     recipe = read_recipe(Path("a"))
     assert set(recipe["input"]) == {"ids", "actions"} and str(tmp_path) not in json.dumps(recipe)
-    report = _report(run("generate", *arguments, "b", "--from", "a"))
+    report = report_of(run("generate", *arguments, "b", "--from", "a"))
     assert (read_frames(Path("a")) == read_frames(Path("b"))).all()
     assert report["input"]["name"] == "clip.npz" and report["input"]["frames"] is None
     assert read_recipe(Path("b")) == recipe
@@ -230,7 +225,7 @@ def test_frames_for_a_model_that_takes_text(run: Run, tmp_path: Path) -> None:
 
 def test_a_recipe_of_frames_for_a_model_that_takes_text(run: Run, free: str, tmp_path: Path) -> None:
     clip = write_clip(tmp_path / "clip", moving_clip(3))
-    _report(run("generate", "--model", free, "--input", clip, "--frames", "3", "--json", "-o", "a"))
+    report_of(run("generate", "--model", free, "--input", clip, "--frames", "3", "--json", "-o", "a"))
     _refused(run("generate", "--from", "a", "--model", "mini", "-o", "out"), "takes text, not frames")
 
 
@@ -244,7 +239,7 @@ def test_a_prompt_is_refused_before_a_model_is_fetched(
 
 
 def test_dry_run_needs_no_input(run: Run, free: str) -> None:
-    plan = _report(run("generate", "--model", free, "--dry-run", "--json", "--tau", "-2"))
+    plan = report_of(run("generate", "--model", free, "--dry-run", "--json", "--tau", "-2"))
     assert plan["missing"] == [] and plan["replay_cache_bytes"] > 0
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from support.ivideogpt import moving_clip, write_clip
-from support.processes import Run
+from support.processes import Run, refused, report_of, runs_small_and_emulated
 from support.rlvr import write_model
 
 from fastcar_cli.checkpoints.open import known
@@ -43,22 +42,11 @@ def _begun(model: str, frames: int = 10, actions: int = 13) -> list[str]:
     return ["generate", "--model", model, *asked]
 
 
-def _report(done: Any) -> dict[str, Any]:
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def _refused(done: Any, *said: str) -> None:
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    words = " ".join(done.stderr.replace("│", " ").split())
-    assert all(part in words for part in said), words
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_clip_and_actions_give_frames(run: Run, models: dict[str, str], kind: str) -> None:
     frames = CONTEXT[kind] + 2
-    report = _report(run(*_begun(models[kind]), "--frames", str(frames), "--tau", "-0.15", "-o", "out"))
+    report = report_of(run(*_begun(models[kind]), "--frames", str(frames), "--tau", "-0.15", "-o", "out"))
     assert report["input"]["context"] == CONTEXT[kind]
     assert report["video"] == {"path": "out", "frames": frames, "height": 64, "width": 80, "fps": 3}
     assert report["tokens"]["visual"] == 2 * STRIDE[kind]
@@ -79,8 +67,8 @@ def test_the_same_frames_however_they_are_decoded(
 ) -> None:
     """All tokens lie within the window, or are decoded several a pass, or by the plain executor."""
     begun = [*_begun(models[kind]), "--frames", str(CONTEXT[kind] + 2), "--tau", "-0.15"]
-    _report(run(*begun, "--draft", "off", "-o", "plain"))
-    _report(run(*begun, *options, "-o", "other"))
+    report_of(run(*begun, "--draft", "off", "-o", "plain"))
+    report_of(run(*begun, *options, "-o", "other"))
     assert (read_frames(Path("plain")) == read_frames(Path("other"))).all()
 
 
@@ -88,12 +76,12 @@ def test_the_same_frames_however_they_are_decoded(
 @pytest.mark.parametrize("kind", KINDS)
 def test_actions_change_the_frames_after_them(run: Run, models: dict[str, str], kind: str) -> None:
     begun = [*_begun(models[kind]), "--frames", str(CONTEXT[kind] + 2)]
-    _report(run(*begun, "-o", "one"))
+    report_of(run(*begun, "-o", "one"))
     rows = json.loads(Path("moves.json").read_text())
     # The action that leads to the last frame is that of the frame before it.
     rows[CONTEXT[kind]] = [0.9] * 13
     Path("moves.json").write_text(json.dumps(rows))
-    _report(run(*begun, "-o", "two"))
+    report_of(run(*begun, "-o", "two"))
     one, two = (read_frames(Path(name)) for name in ("one", "two"))
     assert (one[:-1] == two[:-1]).all() and (one[-1] != two[-1]).any()
 
@@ -102,20 +90,15 @@ def test_actions_change_the_frames_after_them(run: Run, models: dict[str, str], 
 @pytest.mark.parametrize("kind", KINDS)
 def test_int8_keys_a_short_window_and_the_accelerator(run: Run, models: dict[str, str], kind: str) -> None:
     begun = [*_begun(models[kind]), "--frames", str(CONTEXT[kind] + 1), "--tau", "-0.15"]
-    small = _report(run(*begun, "--window", "400", "--kv-dtype", "int8", "-o", "small"))
-    whole = _report(run(*begun, "-o", "whole"))
-    assert small["memory"]["kv_cache_bytes"] < whole["memory"]["kv_cache_bytes"]
-    done = run(*begun, "--backend", "fpga-sim", "--trace", "trace.npz", "-o", "emulated")
-    assert _report(done)["backend"]["name"] == "fpga-sim"
-    assert run("fpga", "trace.npz", "--json").returncode == 0
+    runs_small_and_emulated(run, begun, "400")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_recipe_makes_the_video_again(run: Run, models: dict[str, str], kind: str) -> None:
     options = ["--frames", str(CONTEXT[kind] + 1), "--tau", "-0.15", "-o", "first.mp4"]
-    _report(run(*_begun(models[kind]), *options))
-    _report(run("generate", "--from", "first.mp4", "--model", models[kind], "--json", "-o", "again.mp4"))
+    report_of(run(*_begun(models[kind]), *options))
+    report_of(run("generate", "--from", "first.mp4", "--model", models[kind], "--json", "-o", "again.mp4"))
     assert Path("first.mp4").read_bytes() == Path("again.mp4").read_bytes()
 
 
@@ -125,7 +108,7 @@ def test_a_recipe_makes_the_video_again(run: Run, models: dict[str, str], kind: 
 def test_a_converted_folder_holds_model_and_tokenizer(run: Run, models: dict[str, str], kind: str, dtype: str) -> None:
     done = run("convert", models[kind], "-o", "packed", "--dtype", dtype)
     assert done.returncode == 0, done.stderr
-    report = _report(run(*_begun("packed"), "--frames", str(CONTEXT[kind] + 1), "-o", "out"))
+    report = report_of(run(*_begun("packed"), "--frames", str(CONTEXT[kind] + 1), "-o", "out"))
     assert report["model"]["dtype"] == dtype and report["video"]["frames"] == CONTEXT[kind] + 1
 
 
@@ -133,8 +116,8 @@ def test_a_converted_folder_holds_model_and_tokenizer(run: Run, models: dict[str
 @pytest.mark.parametrize("kind", KINDS)
 def test_frames_drawn_in_bfloat16_have_the_same_codes(run: Run, models: dict[str, str], kind: str) -> None:
     begun = [*_begun(models[kind]), "--frames", str(CONTEXT[kind] + 1), "--trace"]
-    _report(run(*begun, "whole.npz", "-o", "whole"))
-    _report(run(*begun, "half.npz", "--set", "runtime.pixel_dtype=bfloat16", "-o", "half"))
+    report_of(run(*begun, "whole.npz", "-o", "whole"))
+    report_of(run(*begun, "half.npz", "--set", "runtime.pixel_dtype=bfloat16", "-o", "half"))
     whole, half = (read_frames(Path(name)).astype(int) for name in ("whole", "half"))
     assert 0 < np.abs(whole - half).mean() < 4
 
@@ -144,19 +127,19 @@ def test_frames_drawn_in_bfloat16_have_the_same_codes(run: Run, models: dict[str
 def test_an_extended_video_equals_the_longer_one(run: Run, models: dict[str, str], kind: str) -> None:
     """Past the trained length, where the context rolls."""
     first, whole = (5, 6) if kind == "single" else (9, 11)
-    _report(run(*_begun(models[kind]), "--frames", str(first), "-o", "a.mp4"))
+    report_of(run(*_begun(models[kind]), "--frames", str(first), "-o", "a.mp4"))
     # Rows for the new frames, of which the first belongs to the last frame that there is.
     Path("more.json").write_text(json.dumps(json.loads(Path("moves.json").read_text())[first - 1 :]))
     more = ["--frames", str(whole - first), "--actions", "more.json", "--json", "-o", "b.mp4"]
-    _report(run("generate", "--continue", "a.mp4", "--model", models[kind], *more))
-    _report(run(*_begun(models[kind]), "--frames", str(whole), "-o", "c.mp4"))
+    report_of(run("generate", "--continue", "a.mp4", "--model", models[kind], *more))
+    report_of(run(*_begun(models[kind]), "--frames", str(whole), "-o", "c.mp4"))
     assert len(read_frames(Path("b.mp4"))) == whole
     assert (read_frames(Path("b.mp4")) == read_frames(Path("c.mp4"))).all()
 
 
 @pytest.mark.slow
 def test_truth_beside_the_frames(run: Run, models: dict[str, str]) -> None:
-    report = _report(run(*_begun(models["multi"]), "--frames", "4", "--truth", "-o", "both"))
+    report = report_of(run(*_begun(models["multi"]), "--frames", "4", "--truth", "-o", "both"))
     assert report["truth"]["first_frame"] == 2 and len(report["truth"]["by_frame"]["ssim"]) == 2
     assert (read_frames(Path("both"))[:, :, :80] == moving_clip(10, 64, 80)[:4]).all()
 
@@ -171,7 +154,7 @@ def test_frames_of_another_size_are_resized_as_in_training(run: Run, models: dic
     np.savez("small.npz", image=255 * small.numpy())
     asked = ["generate", "--model", models["single"], "--actions", _moves(8), "--seed", "5", "--json"]
     for name in ("wide", "small"):
-        _report(run(*asked, "--input", f"{name}.npz", "-o", name))
+        report_of(run(*asked, "--input", f"{name}.npz", "-o", name))
     assert (read_frames(Path("wide")) == read_frames(Path("small"))).all()
 
 
@@ -190,7 +173,7 @@ def test_a_sweep_decodes_every_cell(run: Run, models: dict[str, str], kind: str)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_dry_run_and_profile_without_frames(run: Run, models: dict[str, str], kind: str) -> None:
-    report = _report(run("generate", "--model", models[kind], "--dry-run", "--json"))
+    report = report_of(run("generate", "--model", models[kind], "--dry-run", "--json"))
     beside = {"single": "rt1-frame-tokenizer", "multi": "rt1-compressive-tokenizer"}[kind]
     assert sorted(report["files"]) == [f"../{beside}/diffusion_pytorch_model.safetensors", "model.safetensors"]
     done = run("profile", "--model", models[kind], "--repeats", "1", "--seq", "1400", "--json")
@@ -208,24 +191,24 @@ def test_published_models_are_planned_without_their_files(name: str, tokenizer: 
 @pytest.mark.parametrize("kind", KINDS)
 def test_wrong_requests(run: Run, models: dict[str, str], kind: str) -> None:
     model = models[kind]
-    _refused(run(*_begun(model, actions=7)), "7", "13")
-    _refused(run(*_begun(model, actions=12)), "12", "13")
-    _refused(run("generate", "a robot", "--model", model), "takes")
+    refused(run(*_begun(model, actions=7)), "7", "13")
+    refused(run(*_begun(model, actions=12)), "12", "13")
+    refused(run("generate", "a robot", "--model", model), "takes")
     short = _begun(model)
     Path("moves.json").write_text(json.dumps([[0.0] * 13] * 2))
-    _refused(run(*short, "--frames", str(CONTEXT[kind] + 3)), "actions")
+    refused(run(*short, "--frames", str(CONTEXT[kind] + 3)), "actions")
     if kind == "single":
-        _refused(run(*_begun(model, frames=3)), "has 3 frames")
+        refused(run(*_begun(model, frames=3)), "has 3 frames")
 
 
 @pytest.mark.slow
 def test_wrong_folders(run: Run, models: dict[str, str], tmp_path: Path) -> None:
     here = {kind: Path(shutil.copytree(folder, tmp_path / kind / kind)) for kind, folder in models.items()}
     beside = Path(models["single"]).parent
-    _refused(run("generate", "--model", str(here["single"]), "--dry-run"), "no tokenizer beside it", "rt1-frame-token")
-    _refused(run("generate", "--model", str(beside / "rt1-frame-tokenizer"), "--dry-run"), "folder of a tokenizer")
+    refused(run("generate", "--model", str(here["single"]), "--dry-run"), "no tokenizer beside it", "rt1-frame-token")
+    refused(run("generate", "--model", str(beside / "rt1-frame-tokenizer"), "--dry-run"), "folder of a tokenizer")
     frame = Path(shutil.copytree(beside / "rt1-frame-tokenizer", tmp_path / "multi" / "rt1-frame-tokenizer"))
-    _refused(run("generate", "--model", str(here["multi"]), "--dry-run"), "'vocab_size' is 738, expected 498", "bins")
+    refused(run("generate", "--model", str(here["multi"]), "--dry-run"), "'vocab_size' is 738, expected 498", "bins")
     (here["single"] / "model.safetensors").rename(here["single"] / "pytorch_model.bin")
     shutil.copytree(frame, tmp_path / "single" / "rt1-frame-tokenizer")
-    _refused(run(*_begun(str(here["single"]))), "pytorch_model.bin is not read")
+    refused(run(*_begun(str(here["single"]))), "pytorch_model.bin is not read")

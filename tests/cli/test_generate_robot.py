@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from support.ivideogpt import moving_clip
-from support.processes import Run
+from support.processes import Run, report_of
 from support.rlvr import write_model
 
 from fastcar_cli import VideoPipeline
@@ -49,11 +49,6 @@ def _clip(frames: int, height: int = 64, width: int = 80) -> str:
 def _begun(model: Path, frames: int, *more: str) -> list[str]:
     command = ["generate", "--model", str(model), "--input", _clip(frames), "--actions", "moves.json"]
     return [*command, "--seed", "4", "--json", *more]
-
-
-def _report(done: Any) -> dict[str, Any]:
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def _by_name(moves: np.ndarray) -> dict[str, list[list[float]]]:
@@ -139,7 +134,7 @@ def test_a_missing_base_displacement_is_zero(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "frames", "rolls"), [("single", 6, 1), ("multi", 4, 0)])
 def test_a_recipe_makes_the_video_again(folder: Path, run: Run, kind: str, frames: int, rolls: int) -> None:
-    report = _report(run(*_begun(_model(folder, kind), 5, "--frames", str(frames), "-o", "a.mp4")))
+    report = report_of(run(*_begun(_model(folder, kind), 5, "--frames", str(frames), "-o", "a.mp4")))
     assert report["rolls"] == rolls and report["video"]["frames"] == frames and report["video"]["fps"] == 3
     again = run("generate", "--from", "a.mp4", "--model", str(_model(folder, kind)), "-o", "b.mp4", "--quiet")
     assert again.returncode == 0, again.stderr
@@ -244,7 +239,7 @@ def test_models_show_names_the_numbers(folder: Path, run: Run) -> None:
     done = run("models", "show", str(_model(folder, "multi")))
     assert done.returncode == 0, done.stderr
     assert "gripper_closedness_action: -1 to 1" in done.stdout and "rotation_delta: -1.57 to 1.571" in done.stdout
-    document = _report(run("models", "show", "rt1-world-model-single-step-rlvr", "--json"))
+    document = report_of(run("models", "show", "rt1-world-model-single-step-rlvr", "--json"))
     assert [part["name"] for part in document["actions"]] == [part.name for part in PARTS]
     assert sum(len(part["low"]) for part in document["actions"]) == 13
 
