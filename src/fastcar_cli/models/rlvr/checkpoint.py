@@ -6,6 +6,7 @@ No file says which tokenizer belongs to a model; the sizes of their vocabularies
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -62,17 +63,9 @@ class RLVRCheckpoint(LlamaCheckpoint):
         """See `Released`."""
         if name not in _RLVR:
             return None
-        sizes: dict[str, Any] = {
-            "width": 768,
-            "layers": 12,
-            "heads": 12,
-            "kv_heads": 12,
-            "mlp_width": 3072,
-            "max_positions": 8192,
-        }
         tokenizer = _TOKENIZERS[_RLVR[name]]
-        vocabulary = _spec("", DecoderSpec(vocab=1, **sizes), tokenizer).vocabulary
-        return _spec(name, DecoderSpec(vocab=vocabulary, **sizes), tokenizer)
+        decoder = DecoderSpec(width=768, layers=12, heads=12, kv_heads=12, mlp_width=3072, vocab=1, max_positions=8192)
+        return _spec(name, replace(decoder, vocab=_spec("", decoder, tokenizer).vocabulary), tokenizer)
 
     @cached_property
     def parts(self) -> Mapping[str, Path]:
