@@ -93,10 +93,10 @@ def _decoded(rule: str | None, **keys: Any) -> Decode:
 
 def test_a_relaxed_rule_at_1_keeps_the_likeliest_codes_and_at_0_every_draft() -> None:
     exact, strict = (_decoded(rule, **{"sampling.temperature": 0.0}) for rule in (None, "relaxed:1"))
-    assert torch.equal(exact.codes, strict.codes) and exact.drafter and strict.drafter
+    assert torch.equal(exact.codes, strict.codes)
     assert [p.accepted for p in exact.drafter.passes] == [p.accepted for p in strict.drafter.passes]
     loose = _decoded("relaxed:1e-30")
-    assert loose.drafter and not np.array_equal(loose.codes, _decoded(None).codes)
+    assert not np.array_equal(loose.codes, _decoded(None).codes)
     assert all(p.accepted == (p.taken,) for p in loose.drafter.passes[:-1])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,7 +34,6 @@ class Decode(Batch):
     """A `Batch` and the loop that decodes it; `Batch.of`, inherited, makes one."""
 
     executor: Executor | None = None  # runs the passes; chosen, with the reason `why`, when decoding begins
-    drafter: Drafter | None = None
     saved: Callable[[Callable[[], Tensor]], Tensor] | None = None  # loads the prefill from a file, or runs and saves it
     windows: DraftWindow | None = None  # what `--draft auto` has measured in earlier videos like these
     until: int | None = None  # position at which decoding stops until the caller raises it; None: the end
@@ -118,15 +118,14 @@ class Decode(Batch):
 
     @torch.inference_mode()
     def prepare(self) -> None:
-        """Choose the executor and the drafter, before the first step."""
-        self._drafts(self.start())
+        """Choose the executor, before the first step."""
+        self.start()
         self._segment = 0, self._segment_end(0)
 
     @torch.inference_mode()
     def step(self) -> Step:
         """Decode at least one position of every video that has not reached `until` or its end."""
         draws, drafter, device, captured = self.draws, self.drafter, self.model.device, self.clock.capture
-        assert drafter is not None
         if self.full:
             self.roll()
         executor, done = self.start(), self.at
@@ -213,9 +212,10 @@ class Decode(Batch):
         """Discard the last decoded frame, so that it is decoded again."""
         self.draws.done, self.draws.latent = [frame * self.frame] * self.prompts.videos, None
 
-    def _drafts(self, executor: Executor) -> Drafter:
-        """Make the drafter of this batch."""
-        draft, replay = self.settings.draft, self.replay
+    @cached_property
+    def drafter(self) -> Drafter:
+        """The drafter of this batch, as its executor allows."""
+        executor, draft, replay = self.start(), self.settings.draft, self.replay
         if draft.kind == "auto" and (executor.sequential or executor.most_inputs == 1):
             draft = DraftSettings()
         lockstep = executor.sequential or (replay is not None and replay.controller is not None)
@@ -223,16 +223,14 @@ class Decode(Batch):
         opening = self.model.spec.layout.opening
         whole = self.prompts.aligned + opening >= self.frame and self.model.spec.frame_spec.depth == 1
         before = self.prompts.ids[: self.prompts.videos, -self.frame :, None] if whole else None
-        self.drafter = Drafter(
+        return Drafter(
             *(self.draws, draft, self.frame, self.model.spec.grid[1], lockstep, before, self.windows),
             together=not executor.sequential,
             most=executor.most_inputs,
         )
-        return self.drafter
 
     def drafts_of(self, video: int) -> dict[str, Any]:
         """Draft statistics of a video: report keys of docs/json.md."""
-        assert self.drafter is not None
         return self.drafter.report(video)
 
     def run(self) -> Self:

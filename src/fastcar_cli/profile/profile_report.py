@@ -154,8 +154,7 @@ def _seconds(shape: Shape, rows: int, seq: int, rounds: int, lengths: list[int],
         clock = decode.clock
         for turn in range(rounds + 3):
             for length in lengths:
-                if decode.drafter is not None:
-                    decode.drafter.window = length
+                decode.drafter.window = length
                 before = clock.decode, clock.draw
                 next(steps)
                 draw = clock.draw - before[1]

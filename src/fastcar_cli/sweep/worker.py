@@ -128,7 +128,7 @@ def draft_data(pipe: VideoPipeline, report: dict[str, Any]) -> dict[str, Any]:
     pass belongs to the frame of its first new token; frames that the prompt holds have 0 and None.
     """
     decode, (h, w) = pipe.decode, pipe.grid
-    assert decode is not None and decode.drafter is not None
+    assert decode is not None
     last, frames = decode.settings.frames - 1, decode.model.spec.frame_spec.per_latent
     tokens, passes = np.zeros(last + 1), np.zeros(last + 1)
     for run in decode.drafter.passes:

@@ -34,7 +34,6 @@ def whole_videos(
         codes, seconds, tokens, passes = [], 0.0, 0, 0
         for seed, prompt in enumerate(prompts):
             decode = _decoded(pipe, prompt, seed, replace(settings, draft=draft), capture)
-            assert decode.drafter is not None
             codes.append(decode.codes.cpu())
             seconds += decode.clock.decode
             tokens += decode.done

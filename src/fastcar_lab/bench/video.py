@@ -153,7 +153,6 @@ def _timed(decode: Decode, pieces: list[tuple[int, int]], *, shown: bool, warm_u
     before, begin, seen = (0.0, 0.0, 0.0), pieces[0][0], 0
     for _ in decode.steps(first=begin):
         if warm_up and (total := decode.draws.tokens) > decode.done:
-            assert decode.drafter is not None
             before, seen, warm_up = (clock.decode, clock.mlp, clock.draw), len(decode.drafter.passes), False
             left[0], begin = (decode.done, min(total, left[0][1] + decode.done - begin)), decode.done
             continue
@@ -168,7 +167,6 @@ def _timed(decode: Decode, pieces: list[tuple[int, int]], *, shown: bool, warm_u
             decode.decode_frame((done - 1) // n)
         vision = time.perf_counter() - began
         seconds = [b - a for a, b in zip(before, now, strict=True)]
-        assert decode.drafter is not None
         measured = [*seconds, vision, _read_by(decode, decode.drafter.passes[seen:])]
         yield {
             "first": begin,

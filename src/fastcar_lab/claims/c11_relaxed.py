@@ -78,7 +78,6 @@ def _decoded(study: Study, prompt: str, seed: int, setting: Setting, done: dict[
     decode.run()
     seconds, network = time.process_time() - began, study.pipe.model.network
     frames = torch.cat([network.to_bytes(decode.decode_frame(frame)) for frame in range(pipe.frames)]).cpu().numpy()
-    assert decode.drafter is not None
     run = Run(decode, study.model, pipe.fps, [prompt], [seed], readings, 0.0)
     decided, passes = run.decisions(), len(decode.drafter.passes)
     if rule is not None:
