@@ -36,8 +36,7 @@ class Ahead(NamedTuple):
     """A frame decoded before its action is known: the expected action, and the replay state that it overwrote."""
 
     action: NDArray[np.float32]
-    outputs: Tensor | None
-    ages: Tensor | None
+    replay: list[Tensor]
     passes: int
 
 
@@ -92,31 +91,31 @@ class World:
     def _drawn(self, codes: Tensor) -> NDArray[np.uint8]:
         return self._network.to_bytes(self._decoder.frame(codes[None])).cpu().numpy()[0]
 
-    def _tables(self, ids: list[int], given: Sequence[Tensor] = ()) -> Decode:
-        """A `Decode` that begins with these ids and the `given` codes of frames."""
+    def _tables(self, ids: list[int], last: Sequence[Tensor] = ()) -> Decode:
+        """A `Decode` that begins with these ids and the codes of the `last` frames."""
         settings, spec, size = self._settings, self.spec, self.spec.tokens_per_frame
         if self._codes:
             settings = replace(settings, rule=replace(settings.rule, first_frame=0))
-        old = len(given) * size
+        old = len(last) * size
         numbers = torch.cat([torch.zeros(old, spec.frame_spec.depth), self._numbers(settings.frames * size - old)])
         conditions = torch.zeros(1, spec.layout.context + settings.frames, spec.conditions)
-        known = self.actions[self._frame - len(given) :]
+        known = self.actions[self._frame - len(last) :]
         if known:
             conditions[0, : len(known)] = torch.from_numpy(np.stack(known))
         decode = Decode.of(self._network, [ids], settings, numbers[None], conditions=conditions)
         decode.windows = self._windows
-        if given:
-            decode.draws.give(torch.cat([*given])[None])
+        if last:
+            decode.draws.give(torch.cat([*last])[None])
         decode.prepare()
         return decode
 
     def _make_room(self) -> None:
         """Make room for the next frame: roll the context, or begin new tables. This needs no action."""
         if self._frame - self._base == self._settings.frames:
-            given, ids = self._codes[len(self._codes) - self._overlap :], list(self.ids)
+            last, ids = self._codes[self._frame - self._overlap :], list(self.ids)
             if self.spec.layout.prompt_frames:
                 ids = self._decode.next_prompts().ids[0].tolist()
-            self._decode, self._base = self._tables(ids, given), self._frame - len(given)
+            self._decode, self._base = self._tables(ids, last), self._frame - len(last)
         elif self._decode.full:
             self._decode.roll()
         decode, start = self._decode, (self._frame - self._base) * self._decode.frame
@@ -143,21 +142,21 @@ class World:
             return False
         with torch_defaults(), torch.inference_mode():
             self._make_room()
-            decode, replay = self._decode, self._decode.replay
-            assert decode.drafter is not None
-            outputs, ages = (None, None) if replay is None else (replay.outputs.clone(), replay.ages.clone())
-            self._ahead = Ahead(self.actions[-1], outputs, ages, len(decode.drafter.passes))
+            replay = [part.clone() for part in self._replay()]
+            self._ahead = Ahead(self.actions[-1], replay, len(self._decode.drafter.passes))
             self._run(self.actions[-1])
         return True
 
+    def _replay(self) -> list[Tensor]:
+        """What a frame overwrites of the replay cache."""
+        replay = self._decode.replay
+        return [] if replay is None else [replay.outputs, replay.ages]
+
     def _take_back(self, ahead: Ahead) -> None:
-        decode, replay = self._decode, self._decode.replay
-        assert decode.drafter is not None
-        decode.take_back(self._frame - self._base)
-        del decode.drafter.passes[ahead.passes :]
-        if replay is not None and ahead.outputs is not None and ahead.ages is not None:
-            replay.outputs.copy_(ahead.outputs)
-            replay.ages.copy_(ahead.ages)
+        self._decode.take_back(self._frame - self._base)
+        del self._decode.drafter.passes[ahead.passes :]
+        for part, before in zip(self._replay(), ahead.replay, strict=True):
+            part.copy_(before)
 
     def checked(self, action: ArrayLike | Mapping[str, Any]) -> NDArray[np.float32]:
         """An action, which may be by name (`Steering`), as float32 [A]. Raises RequestError for a wrong size, and for
@@ -187,13 +186,12 @@ class World:
         with torch_defaults(), torch.inference_mode():
             ahead, self._ahead = self._ahead, None
             hit = ahead is not None and np.array_equal(ahead.action, wanted)
-            if ahead is not None and not hit:
-                self._take_back(ahead)
-            elif ahead is None:
+            if ahead is None:
                 self._make_room()
+            elif not hit:
+                self._take_back(ahead)
             decode = self._decode
-            assert decode.drafter is not None
-            first = ahead.passes if ahead is not None else len(decode.drafter.passes)
+            first = len(decode.drafter.passes) if ahead is None else ahead.passes
             if not hit:
                 self._run(wanted)
             size, frame = decode.frame, self._frame - self._base
