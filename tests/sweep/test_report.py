@@ -315,7 +315,7 @@ def test_small_and_empty_sweeps_make_a_page(look: Open, tmp_path: Path, taus: tu
             "cell 0 lacks",
         ),
         ("[]", "not the result of a sweep"),
-        ('{"cells": []}', "needed keys"),
+        ('{"cells": []}', "expected keys"),
     ],
 )
 def test_damaged_results_are_named(tmp_path: Path, text: str, says: str) -> None:

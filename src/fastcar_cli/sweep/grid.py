@@ -1,4 +1,4 @@
-"""Which cells a sweep has: parsing of the axes, and their cross product with its dense references."""
+"""The cells of a sweep: parses the axes, and forms their cross product with the dense references."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from fastcar_cli.inputs.prompt import Listed, prompts_in
 from fastcar_cli.system.plain_data import Size
 
 WHOLE = {name: tuple(word for word in AXES[name] if word != "auto") for name in ("score", "gate", "draft")}
-"""Axes that can be named as a whole, with all their values."""
+"""Axes that --axis selects with all their values."""
 OFF = "off"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One video of a sweep. `draft` changes the time and nothing else."""
+    """One video of a sweep. `draft` changes only the time."""
 
     prompt: str
     seed: int
-    tau: float | None  # None, and ratio too: dense
-    window: int | None  # None attends to everything
+    tau: float | None  # None, like ratio, in a dense cell
+    window: int | None  # None: full attention
     gate: str
     backend: str
-    score: str = DEFAULT  # of tau and ratio
-    ratio: float | None = None  # a controller moves tau to reach it
+    score: str = DEFAULT  # that tau or ratio applies to
+    ratio: float | None = None  # a controller adjusts tau to reach it
     draft: str = OFF  # "off", or kind and draft length, such as "jacobi-16"
 
     @property
@@ -62,7 +62,7 @@ class Cell:
         parts += [] if self.window is None else [f"w{self.window}"]
         parts += [] if parts[0] == "dense" else [self.gate]
         parts += [name for name in (self.score, self.draft) if name not in (DEFAULT, OFF)]
-        # Parameters that earlier versions did not have count only where they are not the default.
+        # Parameters that earlier versions did not have count only if they differ from the default.
         later = {"score": DEFAULT, "ratio": None, "draft": OFF}
         unlike = {k: v for k, v in self.to_dict().items() if k not in later or v != later[k]}
         digest = hashlib.sha256(json.dumps(unlike, sort_keys=True).encode()).hexdigest()[:10]
@@ -104,7 +104,7 @@ class Grid:
         return [*((t, None) for t in self.tau if t is not None), *((None, r) for r in self.ratio)]
 
     def groups(self) -> list[Group]:
-        """Every group, in the order they are worked on."""
+        """Every group, in the order in which they run."""
         groups = []
         for prompt, seed, window, backend in product(self.prompts, self.seeds, self.window, self.backend):
             dense = Cell(prompt, seed, None, window, "row", backend)
@@ -127,14 +127,14 @@ class Grid:
         return groups * (1 + len(set(self.draft) - {OFF}) + replaying)
 
     def joined(self, more: Grid) -> Grid:
-        """The axes of both: new values go last, seeds and ratios in order, thresholds from off downwards."""
+        """The axes of both grids: new values go last, but seeds and ratios ascend, and thresholds descend from off."""
         both = {k: (*a, *(v for v in getattr(more, k) if v not in a)) for k, a in vars(self).items() if k != "repeats"}
         both |= {"seeds": tuple(sorted(both["seeds"])), "ratio": tuple(sorted(both["ratio"]))}
         both["tau"] = tuple(sorted(both["tau"], key=lambda t: -math.inf if t is None else -t))
         return Grid(**both, repeats=max(self.repeats, more.repeats))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; the dense runs make "off" (null) part of every grid."""
+        """For JSON; tau always includes "off" (null), because every grid has dense runs."""
         taus = [None, *(Tau.read(t).plain() for t in self.tau if t is not None)]
         return {k: [*v] if isinstance(v, tuple) else v for k, v in asdict(self).items()} | {"tau": taus}
 
@@ -175,7 +175,7 @@ def parse_axis(name: str, text: str) -> tuple[Any, ...]:
 
 
 def parse_names(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
-    """Comma-separated words out of `allowed`. Raises RequestError with the allowed ones."""
+    """Comma-separated words from `allowed`. Raises RequestError with the allowed ones."""
 
     def read(part: str) -> str:
         if part not in allowed:
@@ -203,4 +203,4 @@ def join_prompts(given: Sequence[str], file: Path | None) -> tuple[list[str], li
     return list(lines), notices
 
 
-_MORE = ("more videos of a prompt come from more ", Key("seeds"))
+_MORE = ("for more videos of a prompt, add ", Key("seeds"))

@@ -1,4 +1,4 @@
-"""Compares a video with the dense one of its prompt and seed, on decoded uint8 frames; downloads nothing."""
+"""Compares a video with the dense video of its prompt and seed, on decoded uint8 frames; downloads nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastcar_cli.media.metrics import GAUSS, SSIM_WINDOW, Images, load_lpips, ms
 from fastcar_cli.sweep.grid import parse_names
 
 KEYS = {"psnr": "psnr_db", "ssim": "ssim", "ms-ssim": "ms_ssim", "temporal": "temporal", "lpips": "lpips"}
-"""Names on the command line and keys in results; `fidelity` is a key of its own there."""
+"""Names on the command line and keys in results, which store `fidelity` separately."""
 NAMES = (*KEYS, "fidelity")
 DEFAULT = ("psnr", "ssim", "ms-ssim", "temporal", "fidelity")
 _Kind = Callable[[Images, Images], Sequence[float | None]]
@@ -23,7 +23,7 @@ _KINDS: dict[str, _Kind] = {"ssim": ssim, "ms-ssim": ms_ssim, "temporal": tempor
 
 
 def parse_metrics(text: str | None, lpips: Path | None) -> tuple[str, ...]:
-    """Metrics of "psnr,ssim" in a fixed order, by default all whose weights are there. Raises RequestError."""
+    """Parse "psnr,ssim" to metrics in a fixed order, by default all whose weights are given. Raises RequestError."""
     chosen = (*DEFAULT, *(["lpips"] if lpips else [])) if text is None else parse_names("metrics", text, NAMES)
     if "lpips" in chosen and lpips is None:
         said = "needs a file with its network's weights; fastcar downloads none"
@@ -36,7 +36,7 @@ def parse_metrics(text: str | None, lpips: Path | None) -> tuple[str, ...]:
 
 @dataclass
 class Scorer:
-    """The metrics of a sweep. names: of `NAMES`, without `fidelity`; lpips: file of the network's weights."""
+    """The metrics of a sweep. names: from `NAMES`, without `fidelity`; lpips: file with the network's weights."""
 
     names: tuple[str, ...]
     lpips: Path | None = None
@@ -47,12 +47,12 @@ class Scorer:
         return [KEYS[n] for n in self.names]
 
     def check(self, height: int, width: int) -> None:
-        """Refuse metrics that are not available here or for this frame size. Raises RequestError."""
+        """Raise RequestError for metrics that are unavailable here or for this frame size."""
         for name, least in (("ssim", SSIM_WINDOW), ("ms-ssim", GAUSS)):
             if name in self.names and min(height, width) < least:
                 rest = ",".join(n for n in self.names if n not in ("ssim", "ms-ssim")) or "psnr"
                 said = f"needs frames of {least} x {least} pixels, the model's have {height} x {width}"
-                raise RequestError(said, key="metrics", value=name, hint=(Key("metrics"), f" {rest}"))
+                raise RequestError(said, key="metrics", value=name, hint=("use ", Key("metrics"), f" {rest}"))
         if self.lpips is not None:
             load_lpips(self.lpips)
 

@@ -1,4 +1,4 @@
-"""Videos by the names that VBench reads, `{prompt}-{index}.mp4` at 8 frames a second, alone in a folder a setting."""
+"""Links videos under the names that VBench reads: `{prompt}-{index}.mp4` at 8 fps, in a folder per setting."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fastcar_cli.system.files import refused_on_windows
 from fastcar_cli.system.signals import uninterrupted
 
 VBENCH_FPS = 8
-SAMPLES = 5  # videos a prompt that VBench takes for most of its dimensions
+SAMPLES = 5  # videos per prompt that VBench needs for most dimensions
 _LONGEST = 255
 
 
 def check_names(prompts: Sequence[str], seeds: int, fps: int) -> list[str]:
-    """Refuse prompts that can't be file names, and another frame rate; notices. Raises RequestError."""
+    """Notices for the user. Raises RequestError for prompts that can't be file names, and for another frame rate."""
     refused = partial(RequestError, key="names", value="vbench")
     if fps != VBENCH_FPS:
         raise refused(f"needs {VBENCH_FPS} fps, not {fps}", hint=("leave out ", Key("video.fps")))
@@ -35,12 +35,12 @@ def check_names(prompts: Sequence[str], seeds: int, fps: int) -> list[str]:
             raise refused(f"the prompt {prompt!r} can't be a file name")
         if len(os.fsencode(f"{prompt}-{seeds - 1}.mp4")) > _LONGEST:
             raise refused(f"a file name has at most {_LONGEST} bytes, the prompt {prompt[:60]!r}... is longer")
-    few = [f"VBench takes {SAMPLES} videos a prompt for most dimensions; seeds 0-4 make them"]
+    few = [f"VBench needs {SAMPLES} videos per prompt for most dimensions; use seeds 0-4"]
     return few if seeds < SAMPLES else []
 
 
 def link_names(store: Store, grid: Grid) -> Path:
-    """Give every finished video its VBench name, its index the place of its seed; the folder with one per setting."""
+    """Link every finished video under its VBench name, with its seed's index; returns the folder of all settings."""
     top = store.folder / "vbench"
     for cell in (cell for cell in grid.cells() if cell.id in store.cells):
         level = f"tau{Tau.read(cell.tau)}" if cell.ratio is None else f"ratio{cell.ratio:g}"
@@ -55,7 +55,7 @@ def link_names(store: Store, grid: Grid) -> Path:
 
 
 def link_name(source: Path, folder: Path, prompt: str, index: int) -> None:
-    """Give a video its VBench name in a folder: a link, or a copy where there are none. Raises RunError."""
+    """Link a video under its VBench name in a folder, or copy it if links are not supported. Raises RunError."""
     target, temporary = folder / f"{prompt}-{index}.mp4", folder / f".{source.name}"
     with uninterrupted():
         try:
@@ -69,6 +69,6 @@ def link_name(source: Path, folder: Path, prompt: str, index: int) -> None:
         except OSError as e:
             raise RunError(f"{target} could not be written: {e.strerror}") from None
         finally:
-            # Renaming a link onto another link of the same file leaves both.
+            # Renaming a link to the name of another link of the same file leaves both.
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""The document of a sweep folder: cells in the order of its axes, a summary a setting, and the knee.
+"""The document of a sweep folder: cells in the order of its axes, a summary line per setting, and the knee.
 
-All but times and `machine` are the same however often a sweep was interrupted and wherever its cells were decoded.
+Only times and `machine` depend on interruptions and on where cells were decoded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fastcar_cli.sweep.store import Store
 from fastcar_cli.system.files import csv_of, write_whole
 from fastcar_cli.system.plugins import need
 
-QUALITY = ("ssim", "ms_ssim", "psnr_db", "lpips", "temporal")  # metrics for the knee; the first measured one counts
+QUALITY = ("ssim", "ms_ssim", "psnr_db", "lpips", "temporal")  # metrics for the knee, which uses the first measured one
 SETTING = ("tau", "ratio", "score", "window", "gate", "backend", "draft")  # keys of a line of the summary
 PARQUET = "results.parquet"
 _WORSE_IS_MORE = ("lpips", "temporal")
@@ -82,7 +82,7 @@ def cells_of(documents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "speedup": dense_s / median if dense_s is not None and median else None,
                 "kernels": kernels,
             },
-            # Whether drafts left the video as it is without them; None where that one is not in the folder.
+            # Whether the video equals that of the cell without drafts; None if the folder lacks that cell.
             "same_video": None if cell.draft == OFF or undrafted is None else undrafted == d["digest"],
         }
         measured = ("metrics", "frames", "fidelity", "replay", "drafts", "fpga", "digest")
@@ -96,15 +96,15 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _all(cells: Sequence[dict[str, Any]], of: str, key: str) -> list[Any]:
-    """A measured value of each cell; None where it was not measured."""
+    """A measured value of each cell; None if it was not measured."""
     return [None if c[of] is None else c[of][key] for c in cells]
 
 
 def summarise(cells: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[dict[str, Any]]:
-    """One line a setting (tau or ratio, score, window, gate, backend), with means over its videos.
+    """One line per setting (tau or ratio, score, window, gate, backend), with means over its videos.
 
-    But `psnr_db` is of the mean squared error over all videos (None: none differs), and `speedup` the dense videos'
-    time over this time, of the same videos (None where another executor decoded those).
+    Two values are not means: `psnr_db` is that of the mean squared error over all videos (None if all are identical),
+    and `speedup` is the dense time of the same videos over this time (None if another executor decoded those).
     """
     by_id = {c["id"]: c for c in cells}
     settings: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -156,7 +156,7 @@ def dense_line(line: dict[str, Any]) -> bool:
 
 
 def _goodness(line: dict[str, Any], key: str, worst_error: float) -> float:
-    """Quality that grows with similarity, for a line of the summary; a dense line is the best there is."""
+    """Quality of a line of the summary, which grows with similarity; a dense line has the maximum."""
     if dense_line(line):
         return 0.0 if key in ("psnr_db", *_WORSE_IS_MORE) else 1.0
     if key == "psnr_db":
@@ -166,17 +166,17 @@ def _goodness(line: dict[str, Any], key: str, worst_error: float) -> float:
 
 
 def knees(summary: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[dict[str, Any]]:
-    """Where each curve of quality over replay ratio bends, one curve a window, gate, backend and score.
+    """The knee of each curve of quality over replay ratio, one curve per window, gate, backend and score.
 
-    With both axes scaled to 0..1, the knee lies farthest above the line between dense and most replay (Kneedle, Satopaa
-    et al. 2011); a curve of fewer than three points, or never above that line, has none.
+    With both axes scaled to 0..1, the knee is the point farthest above the line from dense to most replay (Kneedle,
+    Satopaa et al. 2011). A curve with fewer than three points, or never above that line, has no knee.
     """
     quality = next((k for k in QUALITY if k in metrics), None)
     if quality is None:
         return []
     bends = []
     dense = [x for x in summary if dense_line(x)]
-    # Drafts change no quality: one kind is enough.
+    # Drafts do not change the quality, so one kind is enough.
     others = [x for x in summary if not dense_line(x)]
     curves: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for x in others:
@@ -206,7 +206,7 @@ def knees(summary: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[dic
 
 
 def inert(summary: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Thresholds that do nothing (nothing replays), or that could as well be -inf (everything that can replays)."""
+    """Thresholds without effect: nothing replays, or everything that can replays, as with -inf."""
     lines = []
     for x in summary:
         if x["tau"] is None or x["tau"] == "-inf" or x["eligible_ratio"] not in (0.0, 1.0):
@@ -222,11 +222,11 @@ _TYPES = {
     "int64": {"seed", "window", "runs", "fpga_cycles"},
     "bool_": {"dense", "same_video"},
 }
-"""Columns by their type in Parquet; all others are floats, but those of fidelity, which are bool."""
+"""Columns by type in Parquet; all others are floats, except those of fidelity, which are bool."""
 
 
 def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """One flat row a cell. `tau` is a number (-inf possible), empty for a dense cell, which `dense` names."""
+    """One flat row per cell. `tau` is a number (possibly -inf), or empty for a dense cell, which `dense` marks."""
     table = []
     judged = next((list(c["fidelity"]) for c in results["cells"] if c["fidelity"]), [])
     for c in results["cells"]:
@@ -257,7 +257,7 @@ def _parquet(table: Sequence[dict[str, Any]]) -> bytes:
 
 
 def write_tables(folder: Path, results: dict[str, Any]) -> list[str]:
-    """Write the files, each whole; notes for the user where one needs a package that is missing. Raises RunError."""
+    """Write the files, each atomically; returns notes on files that need a missing package. Raises RunError."""
     table, notes = rows(results), []
     if table:
         cells = ([str(v).lower() if isinstance(v, bool) else v for v in row.values()] for row in table)
@@ -265,7 +265,7 @@ def write_tables(folder: Path, results: dict[str, Any]) -> list[str]:
         try:
             write_whole(folder / PARQUET, _parquet(table))
         except RequestError as e:
-            # A file of an earlier run has other numbers.
+            # The file of an earlier run has other values.
             (folder / PARQUET).unlink(missing_ok=True)
             notes.append(f"{e}; {e.hint}")
     write_whole(folder / "results.json", json.dumps(results, ensure_ascii=False, allow_nan=False) + "\n")

@@ -38,14 +38,14 @@ SWEPT = (
     *("generation.seed", "generation.samples", "replay.tau", "replay.gate", "replay.score", "attention.window"),
     *("backend.name", "backend.preset", "input."),
 )
-"""Keys that the grid decides, that matter for some of its cells only (`backend.preset`), or that cells name by a hash
-(frames of an input)."""
+"""Keys that the grid sets, that only some of its cells use (`backend.preset`), or that cells contain as a hash (frames
+of an input)."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A sweep as requested, not yet checked against a model. `axes` are those of a `Grid` that replace the
-    configuration's, `record` gives arrays to save with each cell.
+    """A requested sweep, not yet checked against a model. `axes`: axes of a `Grid` that replace the configuration's;
+    `record` returns arrays to save with each cell.
     """
 
     config: RunConfig
@@ -68,13 +68,13 @@ class Session:
     """A request with its model and grid; `notices` are for the user."""
 
     def __init__(self, request: Request, loaded: VideoPipeline | None = None) -> None:
-        """Load the model, unless a pipeline has it, and refuse what is impossible. Raises RequestError."""
+        """Load the model, unless `loaded` has it, and check the request. Raises RequestError."""
         self.request = request
         config = request.config
         if config.generation.samples != 1:
             said = ("a sweep takes the number of videos from ", Key("seeds"))
-            raise RequestError(said, key="generation.samples", hint=(Key("seeds"), " 0-3"))
-        # The keys of the grid; what replay brings is measured alone unless drafts are wanted.
+            raise RequestError(said, key="generation.samples", hint=("use ", Key("seeds"), " 0-3"))
+        # The keys of the grid. Without requested drafts the sweep measures replay alone.
         keys: dict[str, Any] = {"generation.seed": None, "replay.tau": "off", "replay.ratio": None, "replay.gate": None}
         if request.vbench and config.video.fps is None:
             keys["video.fps"] = VBENCH_FPS
@@ -104,7 +104,7 @@ class Session:
                 self.worker.pipe(replace(every[0][0], **{axis: value}))
         self.groups = shard_of(every, request.shard)
         if not self.groups:
-            grouped = f"the grid has {len(every)} groups of a dense cell and what is compared with it"
+            grouped = f"the grid has {len(every)} groups, each a dense cell and the cells compared with it"
             notices.append(f"shard {request.shard} has nothing to do: {grouped}")
 
     def fingerprint(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Session:
         keys = {k: v for k, v in flat(pipe.resolved.to_dict()).items() if not k.startswith(SWEPT)}
         keys.pop("runtime.tokenizer", None)  # its weights are among the model's
         if pipe.frames <= pipe.spec.longest:
-            del keys["generation.context_policy"]  # nothing rolls: as folders were before there was the key
+            del keys["generation.context_policy"]  # without a roll, as in folders from before this key
         network = pipe.model.network
         keys |= {
             "fastcar": __version__,
@@ -146,12 +146,12 @@ class Session:
             yield store
 
     def left(self, store: Store | None, backend: str | None = None) -> int:
-        """The number of missing decodes, of one backend or all."""
+        """The number of missing decodes, of one backend or of all."""
         groups = [g for g in self.groups if backend in (None, g[0].backend)]
         return sum(max(0, self.grid.repeats - (store.runs(c) if store else 0)) for g in groups for c in g)
 
     def expected_seconds(self, store: Store | None) -> dict[str, float]:
-        """Seconds left by backend, at most and without metrics: those of a short dense decode for each video left."""
+        """Upper bound of the remaining seconds by backend, without metrics, extrapolated from a short dense decode."""
         seconds: dict[str, float] = {}
         for backend in self.grid.backend:
             cell = replace(next(self.grid.cells()), backend=backend)
@@ -168,7 +168,7 @@ class Session:
         """Decode what is missing, here or on Ray; calls `on_done` for each decode, once it is on disk.
 
         Each round times every group once, dense cell first, so that a slow minute of the machine affects all of them.
-        Raises what a decode or the disk raises, and RequestError where Ray is missing.
+        Raises what a decode or the disk raises, and RequestError if Ray is missing.
         """
         request, scale = self.request, self.worker.config.video.scale
         with open_engine(self.worker, request.engine, request.address, request.workers) as (run, _):
@@ -178,12 +178,12 @@ class Session:
                     on_done()
 
     def finish(self, store: Store) -> tuple[dict[str, Any], list[str], list[str]]:
-        """Write tables, names of `--names` and report; the results, what was written, notes for the user."""
+        """Write tables, links of `--names` and report; returns results, what was written, and notes for the user."""
         written: list[str] = []
         with master(store.folder):
             if self.request.shard is not None:
                 store.read()
-                # Another shard may have joined axes of its own.
+                # Another shard may have added its own axes.
                 store.compare(self.fingerprint())
             config = self.worker.base.resolved.to_dict()
             results = build(store, self.worker.base, config, self.worker.scorer.keys)
@@ -196,7 +196,7 @@ class Session:
 
 
 def _task_of(group: Group, repeats: int, store: Store) -> Task | None:
-    """What a group still needs to have every cell timed `repeats` times, one run a cell; None where nothing."""
+    """One run of each cell of a group that was timed fewer than `repeats` times; None if there is no such cell."""
     cells = tuple(c for c in group if store.runs(c) < repeats)
     if not cells:
         return None
@@ -206,7 +206,7 @@ def _task_of(group: Group, repeats: int, store: Store) -> Task | None:
 
 
 def _named_clips(inputs: ClipFiles, pipe: VideoPipeline) -> dict[str, Clip]:
-    """Clips by name and hash, so that a folder never mixes two of one name. Raises RequestError."""
+    """Clips by name and hash, so that a folder never mixes two clips of one name. Raises RequestError."""
     if inputs and not pipe.spec.layout.context:
         raise RequestError(f"the model {pipe.name!r} takes text, not frames", key="input", hint="give prompts")
     clips: dict[str, Clip] = {}
@@ -215,41 +215,41 @@ def _named_clips(inputs: ClipFiles, pipe: VideoPipeline) -> dict[str, Clip]:
         digest = hashlib.sha256(given.tobytes() + (b"" if clip.actions is None else clip.actions.tobytes()))
         name = f"{clip.name} {digest.hexdigest()[:8]}"
         if name in clips:
-            more = ("more videos of it come from more ", Key("seeds"))
+            more = ("for more videos of it, add ", Key("seeds"))
             raise RequestError("is given twice", key="input", value=clip.name, hint=more)
         clips[name] = replace(clip, frames=given)
     return clips
 
 
 def _grid_of(request: Request, prompts: tuple[str, ...], gate: str) -> Grid:
-    """The grid of a request; `gate` is the model's. Raises RequestError where it compares nothing."""
+    """The grid of a request; `gate` is the model's. Raises RequestError if it compares nothing."""
     config, axes = request.config, dict(request.axes)
     own = config.replay
     axes.setdefault("ratio", () if own.ratio is None else (own.ratio,))
     if "tau" not in axes:
         nothing = own.tau.off and not (axes["ratio"] or "draft" in axes)
         if nothing or len(own.tau.values) > 1:
-            raise RequestError("no thresholds given", hint=(Key("tau"), " off,0,-1,-2,-4"))
+            raise RequestError("no thresholds given", hint=("use ", Key("tau"), " off,0,-1,-2,-4"))
         axes["tau"] = () if own.tau.off else own.tau.values
     others = {"window": config.attention.window, "gate": own.gate or gate, "backend": config.backend.name}
     axes = {name: (value,) for name, value in others.items()} | {"score": (own.score,)} | axes
     grid = Grid(prompts, request.seeds, repeats=request.repeats, **axes)
     if len(grid.score) > 1 and any(t is not None for t in grid.tau):
-        hint, said = (Key("replay_ratio"), " 0.2,0.5,0.8 instead of ", Key("tau")), ",".join(grid.score)
+        hint, said = ("use ", Key("replay_ratio"), " 0.2,0.5,0.8 instead of ", Key("tau")), ",".join(grid.score)
         raise RequestError("thresholds of different scores are not comparable", key="score", value=said, hint=hint)
     return grid
 
 
 def grid_document(request: Request, folder: Path | None) -> dict[str, Any]:
-    """What `--dry-run` prints: grid, decodes left in the folder, seconds expected by backend. Raises RequestError. The
-    weights of a model on the hub are not fetched, so nothing is measured and the model's defaults are not known.
+    """The document of `--dry-run`: grid, missing decodes, expected seconds by backend. Raises RequestError. The weights
+    of a model on the hub are not downloaded, so nothing is measured and the model's defaults are unknown.
     """
     notes: list[str] = []
     left = seconds = store = None
     if repository_of(request.config.model) is not None:
         if not {"tau", "gate"} <= request.axes.keys():
-            needs = ("the grid of a model on the hub loads nothing, so it needs ", Key("tau"), " and ", Key("gate"))
-            raise RequestError(needs, hint=(Key("gate"), " row"))
+            needs = ("a dry run loads no model from the hub, so it needs ", Key("tau"), " and ", Key("gate"))
+            raise RequestError(needs, hint=("add ", Key("gate"), " row"))
         grid = _grid_of(request, request.prompts or tuple(file.name for file in request.inputs.files), "")
         groups = shard_of(grid.groups(), request.shard)
     else:
@@ -259,7 +259,7 @@ def grid_document(request: Request, folder: Path | None) -> dict[str, Any]:
             store = Store(folder)
             store.compare(session.fingerprint())
             store.read(c for g in groups for c in g)
-            notes = [*notes, *(f"damaged cell, it would be made again: {d}" for d in store.damaged)]
+            notes = [*notes, *(f"damaged cell, to be decoded again: {d}" for d in store.damaged)]
         left, seconds = session.left(store), session.expected_seconds(store)
     cells = sum(map(len, groups))
     decodes = cells * grid.repeats

@@ -1,10 +1,10 @@
-"""A sweep's folder: each finished cell on disk at once and whole, damaged ones found.
+"""A sweep's folder: writes each cell atomically as soon as it is finished, and detects damaged ones.
 
-DIR/sweep.json          what decides the results (fingerprint), and the axes of all runs so far
+DIR/sweep.json          all that determines the results (fingerprint), and the axes of all runs so far
 DIR/cells/<id>.mp4      the video, <id>.npz a dense cell's frames, <id>.tokens.npz arrays of a `record`
 DIR/cells/<id>.json     everything measured, with hashes of these files and of itself; written last
 
-One sweep at a time uses a folder; shards of the same division may share one, each with a lock of its own.
+One sweep at a time uses a folder; shards of the same division may share one, each with its own lock.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Finding:
 
 @contextlib.contextmanager
 def master(folder: Path) -> Iterator[None]:
-    """Short turns of the shards of a folder at what they share (grid, tables). Raises RunError."""
+    """Hold the lock of what a folder's shards share (grid, tables), for a short time. Raises RunError."""
     busy = RunError(f"another process has locked {folder / LOCK} for two minutes", hint="is another sweep stuck?")
     with locked(folder / LOCK, busy, seconds=120):
         yield
@@ -53,7 +53,7 @@ def master(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, shard: tuple[int, int] | None = None) -> Iterator[None]:
-    """Hold a sweep folder, or one shard of it. Raises RequestError where another sweep has it."""
+    """Lock a sweep folder, or one shard of it. Raises RequestError if another sweep has locked it."""
     part = "whole" if shard is None else f"{shard[0]}-of-{shard[1]}"
     mine = folder / f"{LOCK}-{part}"
     note = mine.with_name(f"{mine.name}.txt")
@@ -88,7 +88,7 @@ def _digest(document: dict[str, Any]) -> str:
 
 
 class Store:
-    """What is on disk of a sweep: documents of finished cells by id, descriptions of damaged ones, axes."""
+    """A sweep on disk: documents of finished cells by id, descriptions of damaged ones, axes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.cells_folder, self.file = folder, folder / "cells", folder / "sweep.json"
@@ -98,7 +98,7 @@ class Store:
 
     @classmethod
     def make(cls, folder: Path) -> Store:
-        """A store in a folder, made if missing. Raises RequestError where it can't be written to."""
+        """A store in a folder, which is made if missing. Raises RequestError if the folder can't be used."""
         store = cls(folder)
         make_folder(folder)
         make_folder(store.cells_folder)
@@ -109,7 +109,7 @@ class Store:
         return store
 
     def claim(self, fingerprint: dict[str, Any], grid: Grid) -> None:
-        """Join a grid to the folder's. Raises RequestError that names what differs in the configuration."""
+        """Add a grid to the folder's. Raises RequestError with the first difference of the configurations."""
         with master(self.folder):
             self.axes = grid
             if self.file.exists():
@@ -121,7 +121,7 @@ class Store:
                 write_whole(self.file, text)
 
     def compare(self, fingerprint: dict[str, Any]) -> dict[str, Any]:
-        """Read the axes of the folder; its fingerprint. Raises RequestError where it holds another configuration."""
+        """Read the folder's axes; returns its fingerprint. Raises RequestError if its configuration differs."""
         try:
             data = parse_json(file_text(self.file))
             if data["format"] != FORMAT:
@@ -141,13 +141,13 @@ class Store:
         return before
 
     def clean(self) -> None:
-        """Remove what a killed sweep left half-written. Only for who holds the whole folder."""
+        """Remove incomplete files of a killed sweep; requires the lock of the whole folder."""
         for path in (*self.cells_folder.glob(".*"), *self.folder.glob(".results*"), *self.folder.glob(".sweep-*")):
             if path.is_file():
                 path.unlink(missing_ok=True)
 
     def read(self, wanted: Iterable[Cell] | None = None) -> None:
-        """Load and check finished cells, all of the folder by default; damaged ones go to `damaged`."""
+        """Load and check finished cells, by default all of the folder; damaged ones go to `damaged`."""
         self.cells, self.damaged = {}, []
         there = (p.name.removesuffix(".json") for p in self.cells_folder.glob("[!.]*.json"))
         for name in sorted(there) if wanted is None else [c.id for c in wanted]:
@@ -162,7 +162,7 @@ class Store:
         document = parse_json(file_text(self.cells_folder / f"{name}.json"), finite=True)
         if document["id"] != name:
             raise ValueError("belongs to another cell")
-        # Cells of older sweeps have no hash of themselves.
+        # Cells of older versions have no hash of themselves.
         if document.pop("sha256", None) not in (None, _digest(document)):
             raise ValueError("was changed after it was written")
         for suffix, digest in document["files"].items():
@@ -178,7 +178,7 @@ class Store:
         return len(self.cells[cell.id]["runs"]) if cell.id in self.cells else 0
 
     def put(self, finding: Finding, scale: int) -> None:
-        """Write a new cell, its video `scale` times as large, or another timing of one. Raises RunError."""
+        """Write a new cell, with its video enlarged `scale` times, or one more timing of a cell. Raises RunError."""
         name, video = finding.cell.id, finding.video
         if video is None:
             document = self.cells[name] | {"runs": [*self.cells[name]["runs"], finding.run]}
@@ -199,9 +199,9 @@ class Store:
         self.cells[name] = document
 
     def arrays(self, name: str) -> dict[str, NDArray[Any]]:
-        """A file of arrays among the cells. Raises RunError."""
+        """Read a file of arrays from the folder of cells. Raises RunError."""
         file = self.cells_folder / name
         try:
             return read_arrays(file)
         except (OSError, ValueError) as e:
-            raise RunError(f"{file} can't be read: {e}", hint="the same command makes it again") from None
+            raise RunError(f"{file} can't be read: {e}", hint="rerun the command to decode it again") from None

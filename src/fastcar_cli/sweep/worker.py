@@ -28,7 +28,7 @@ from fastcar_cli.system.plugins import world_of
 
 @dataclass(frozen=True)
 class Task:
-    """Cells of a group to decode once, `known` ones to time only; `reference`: dense frames from before."""
+    """Cells of a group to decode once; `known` ones are only timed. `reference`: dense frames of an earlier run."""
 
     cells: tuple[Cell, ...]
     known: frozenset[Cell]
@@ -51,7 +51,7 @@ class Worker:
         clips: Mapping[str, Clip],
         pipe: VideoPipeline | None = None,
     ) -> None:
-        """Load the model unless `pipe` has it. `fidelity`: judge videos where the world can."""
+        """Load the model unless `pipe` has it. `fidelity`: judge videos if the model's world can."""
         self.config, self.scorer, self.record, self.clips = config, scorer, record, clips
         self.base = base = pipe or VideoPipeline.from_config(config)
         world = world_of(base.model.tokenizer, base.height, base.width) if fidelity else None
@@ -59,7 +59,7 @@ class Worker:
         self._warm: set[str] = set()
 
     def again(self) -> Callable[[], Worker]:
-        """As `engines.TaskWorker` describes."""
+        """See `engines.TaskWorker`."""
         lpips = self.scorer.lpips
         scorer = replace(self.scorer, lpips=None if lpips is None else lpips.resolve())
         return partial(Worker, self.config, scorer, self.judge is not None, self.record, self.clips)
@@ -79,7 +79,7 @@ class Worker:
         return self.base.with_config(self.config.changed(keys))
 
     def warm_up(self, cell: Cell) -> None:
-        """Decode up to two frames with and without replay, so that no timing holds what only a first run does."""
+        """Decode up to two frames with and without replay, so that no timing includes the work of a first run."""
         if cell.backend in self._warm:
             return
         pipe = self.pipe(cell)
@@ -90,10 +90,10 @@ class Worker:
         self._warm.add(cell.backend)
 
     def work(self, task: Task) -> Iterator[Finding]:
-        """Each cell of a task in turn, as soon as it is done."""
+        """Yield the cells of a task in turn, each as soon as it is done."""
         reference = task.reference
         for cell in task.cells:
-            with memory_errors(("fewer ", Key("frames"), " need less; finished cells stay")):
+            with memory_errors(("to use less memory, reduce ", Key("frames"), "; finished cells are saved")):
                 self.warm_up(cell)
                 pipe = self.pipe(cell)
                 (video,) = pipe.videos(*self.inputs(cell))
@@ -124,8 +124,8 @@ class Worker:
 
 
 def draft_data(pipe: VideoPipeline, report: dict[str, Any]) -> dict[str, Any]:
-    """What drafts did: tokens per pass, of the video and of each frame, and accepted drafts by position, [T, h, w]. A
-    pass belongs to the frame of its first new token; frames that the prompt holds have 0 and None.
+    """Draft statistics: tokens per pass, of the video and of each frame, and accepted drafts by position, [T, h, w]. A
+    pass belongs to the frame of its first new token; context frames have 0 and None.
     """
     decode, (h, w) = pipe.decode, pipe.grid
     assert decode is not None
@@ -136,20 +136,20 @@ def draft_data(pipe: VideoPipeline, report: dict[str, Any]) -> dict[str, Any]:
         tokens[frame] += run.accepted[0]
         passes[frame] += 1
     each = [t / p if p else None for t, p in zip(tokens.tolist(), passes.tolist(), strict=True) for _ in range(frames)]
-    codes = [place for place in range(decode.frame) if place not in decode.model.spec.layout.delimiters]
-    places = np.zeros((pipe.frames, h, w), np.int64)
+    codes = [slot for slot in range(decode.frame) if slot not in decode.model.spec.layout.delimiters]
+    accepted = np.zeros((pipe.frames, h, w), np.int64)
     drafted = decode.drafter.drafted[0].view(-1, decode.frame)[:, codes].view(-1, h, w)
-    places[pipe.context :] = drafted.repeat_interleave(frames, 0).numpy()
+    accepted[pipe.context :] = drafted.repeat_interleave(frames, 0).numpy()
     return {
         **{key: report[key] for key in ("passes", "tokens_per_pass", "accepted_by_frame")},
         "tokens_by_frame": [None] * pipe.context + each,
-        "map": places.tolist(),
+        "map": accepted.tolist(),
     }
 
 
 def replay_map(pipe: VideoPipeline) -> list[list[list[float]]]:
-    """Share of layers and rows that replayed by position, [T, h, w]; 0 in given frames and for the last token."""
+    """Share of layers and rows that replayed, by position, [T, h, w]; 0 in context frames and for the last token."""
     assert pipe.decode is not None
-    places = np.zeros((pipe.frames, *pipe.grid))
-    places[pipe.context :] = pipe.decode.replay_shares().view(-1, *pipe.grid).numpy()
-    return np.round(places, 4).tolist()
+    shares = np.zeros((pipe.frames, *pipe.grid))
+    shares[pipe.context :] = pipe.decode.replay_shares().view(-1, *pipe.grid).numpy()
+    return np.round(shares, 4).tolist()

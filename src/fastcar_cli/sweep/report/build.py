@@ -21,14 +21,14 @@ from fastcar_cli.system.files import write_whole
 from fastcar_cli.system.plain_data import read_json
 
 SCRIPTS = ("core.js", "chart.js", "player.js", "main.js")
-VIDEO_LIMIT = 32 * 2**20  # bytes of MP4 files that are embedded at most; base64 makes four of three
+VIDEO_LIMIT = 32 * 2**20  # maximum bytes of embedded MP4 files; base64 makes four bytes of three
 
 
 def write_report(folder: Path, video_limit: int = VIDEO_LIMIT) -> Path:
-    """Write `report.html` beside a folder's `results.json`; its path.
+    """Write `report.html` beside a folder's `results.json`; returns its path.
 
     Videos are embedded in the order of `_by_interest` up to `video_limit` bytes, the others linked. Raises RequestError
-    for missing or damaged results, RunError where the page can't be written.
+    for missing or damaged results, RunError if the page can't be written.
     """
     results = read_results(folder / "results.json")
     videos, missing = _videos(folder, results, video_limit)
@@ -44,11 +44,11 @@ def write_report(folder: Path, video_limit: int = VIDEO_LIMIT) -> Path:
 
 
 def read_results(file: Path) -> dict[str, Any]:
-    """results.json of a sweep. Raises RequestError where it is missing, damaged, or something else."""
-    data = read_json(file, hint="run `fastcar sweep` into this folder; finished cells stay")
+    """Read results.json of a sweep. Raises RequestError if it is missing, damaged, or another document."""
+    data = read_json(file, hint="run `fastcar sweep` with this folder; it reuses finished cells")
     needed = ("cells", "summary", "plan", "model", "config", "machine")
     if not isinstance(data, dict) or not all(key in data for key in needed):
-        raise RequestError(f"{file} is not the result of a sweep", hint=f"needed keys: {', '.join(needed)}")
+        raise RequestError(f"{file} is not the result of a sweep", hint=f"expected keys: {', '.join(needed)}")
     for i, cell in enumerate(data["cells"]):
         if not isinstance(cell, dict) or not {"id", "prompt", "seed", "tau", "replay"} <= cell.keys():
             raise RequestError(f"{file} is damaged: cell {i} lacks one of id, prompt, seed, tau, replay")
@@ -56,7 +56,7 @@ def read_results(file: Path) -> dict[str, Any]:
 
 
 def _by_interest(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """Cells as they are embedded: by seed, then prompt; of one prompt the dense video first, then knees."""
+    """Cells in the order of embedding: by seed, then prompt; for each prompt first the dense video, then knees."""
     seeds, prompts = ({v: i for i, v in enumerate(results["plan"].get(axis, []))} for axis in ("seeds", "prompts"))
 
     def setting(of: dict[str, Any]) -> tuple[Any, ...]:
@@ -73,7 +73,7 @@ def _by_interest(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _videos(folder: Path, results: dict[str, Any], limit: int) -> tuple[dict[str, bytes], list[str]]:
-    """MP4 files by cell id while they fit, and the names of files that can't be read."""
+    """MP4 files by cell id, as many as fit, and the names of files that can't be read."""
     videos: dict[str, bytes] = {}
     missing: list[str] = []
     for cell in _by_interest(results):
@@ -94,7 +94,7 @@ def _videos(folder: Path, results: dict[str, Any], limit: int) -> tuple[dict[str
 def page(
     title: str, body: str, scripts: list[str], data: Any, videos: Mapping[str, bytes], more_policy: str = ""
 ) -> str:
-    """A page with results and videos by name; `more_policy` joins its content policy."""
+    """A page with results and videos by name; `more_policy` extends its content security policy."""
     parts = {
         "head": head(title, f"; media-src data:; script-src 'unsafe-inline'{more_policy}"),
         "script": "\n".join(scripts),
@@ -111,7 +111,7 @@ def _json(data: Any) -> str:
 
 
 def _finite(data: Any) -> Any:
-    """The same data with NaN and infinities as None, and floats at six digits."""
+    """The same data with None for NaN and infinities, and floats rounded to six digits."""
     if isinstance(data, float):
         return float(f"{data:.6g}") if math.isfinite(data) else None
     if isinstance(data, dict):
@@ -125,10 +125,10 @@ def asset(name: str, package: str = "fastcar_cli.sweep.report") -> str:
 
 
 def head(title: str, allowed: str = "") -> str:
-    """The head of every page; `allowed`: what its content policy allows besides images and styles."""
+    """The head of every page; `allowed`: what its content security policy allows besides images and styles."""
     return filled(asset("head.html"), {"title": html.escape(title), "allowed": allowed, "style": asset("style.css")})
 
 
 def filled(template: str, parts: Mapping[str, str]) -> str:
-    """A template with `{{ name }}` replaced by the part of this name; what a part holds is not looked at again."""
+    """Replace each `{{ name }}` in a template by the part of this name; parts themselves are not expanded."""
     return re.sub(r"\{\{ (\w+) \}\}", lambda match: parts[match[1]], template)

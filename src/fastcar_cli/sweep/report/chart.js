@@ -1,8 +1,8 @@
-/* Quality against speed: a point a setting, a line a curve. */
+/* Quality against speed: a point per setting, a line per curve. */
 const SHOWN = { x: COSTS[0], y: METRICS[0] };
 const CHART_HEIGHT = 380, MARGIN = { left: 60, right: 24, top: 34, bottom: 50 };
 
-/** A scale of values to pixels that grows towards what is better, and round numbers on it. */
+/** A scale of values to pixels that grows towards better values, and round numbers on it. */
 function scale(values, kind, from, to) {
   let low = Math.min(...values), high = Math.max(...values);
   const pad = high > low ? (high - low) * 0.09 : Math.abs(high) * 0.05 || 0.5;
@@ -14,7 +14,7 @@ function scale(values, kind, from, to) {
   return { map: (v) => a + ((v - low) / (high - low)) * (b - a), ticks };
 }
 
-/** Curves of lines that differ in level alone, each with the dense line that it is compared with. */
+/** Curves of summary lines that differ only in tau or ratio, each with the dense line to compare with. */
 function curves() {
   const found = new Map();
   for (const row of CURVED) {
@@ -66,7 +66,7 @@ function drawChart() {
     knee ? s("circle", { class: "knee-ring", cx: px, cy: py, r: 11, stroke: color }) : null,
     s("circle", { class: "dot", cx: px, cy: py, r: 5.5, fill: onFront(p, points) ? color : "var(--bg)", stroke: color })));
     const text = dense(p.row) ? "dense" : has(p.row.ratio) ? percent(p.row.ratio) : tauText(p.row.tau), across = text.length * 8 + 4;
-    // A label that would lie on another one or on a point is left out; the point's title has the same.
+    // A label that would overlap another one or a point is left out; the point's title has the same text.
     const free = [[px, py - 22], [px, py + 24]].find(([u, v]) => taken.every(([a, b, w, t]) => 2 * Math.abs(a - u) > w + across || 2 * Math.abs(b - v) > t + 16));
     if (!free) continue;
     taken.push([...free, across, 16]);

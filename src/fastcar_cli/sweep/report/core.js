@@ -1,5 +1,5 @@
 "use strict";
-/* Data, words and small makers that all parts of the page share. */
+/* Data, formats and helpers that all parts of the page share. */
 const at = (id) => document.getElementById(id);
 const DATA = JSON.parse(at("data").textContent), VIDEOS = JSON.parse(at("video-data").textContent);
 const { cells: CELLS, summary: SUMMARY, model: MODEL } = DATA;
@@ -18,7 +18,7 @@ function fill(node, attrs, children) {
   return node;
 }
 
-/** Show a text in an element, which is hidden without one. */
+/** Show text in an element; hide the element if the text is empty. */
 const show = (id, text) => Object.assign(at(id), { textContent: text, hidden: !text });
 const has = (v) => v !== null && v !== undefined;
 const fixed = (digits) => (v) => (has(v) ? v.toFixed(digits).replace("-", "−") : "–");
@@ -36,14 +36,14 @@ const levelText = (x) => (has(x.ratio) ? `ratio ${percent(x.ratio)}` : `tau ${ta
 const settingKey = (x) => JSON.stringify(["tau", "ratio", ...AXES].map((name) => x[name] ?? null));
 const CURVED = SUMMARY.filter((row) => !dense(row));
 const varies = (name) => new Set(CURVED.map((row) => row[name] ?? null)).size > 1;
-/** The values of the axes that have several. Gate, score and drafts decide nothing in a dense cell. */
+/** A setting's values on axes with several values. Gate, score and drafts have no effect in a dense cell. */
 function axesText(x) {
   const names = AXES.filter((name) => varies(name) && (!dense(x) || name === "window" || name === "backend"));
   return names.map((name) => (name === "backend" ? x.backend : `${name} ${x[name] ?? "off"}`)).join(", ");
 }
 const settingText = (x) => [dense(x) ? "dense" : levelText(x), axesText(x)].filter(Boolean).join(", ");
 
-/** What an axis of the chart or a column of the table shows. `ideal` is the dense video's own value. */
+/** Quantities for axes of the chart and columns of the table. `ideal`: the value of the dense video. */
 const METRICS = [
   { key: "ssim", label: "SSIM", higher: true, ideal: 1, show: fixed(4) },
   { key: "psnr_db", label: "PSNR (dB)", higher: true, show: fixed(2) },
@@ -57,7 +57,7 @@ const COSTS = [
   { key: "decode_s", label: "Decode time (s)", higher: false, show: fixed(3) },
   { key: "replay_ratio", label: "Replayed, of all MLPs", higher: true, show: percent },
   { key: "eligible_ratio", label: "Replayed, of eligible MLPs", higher: true, show: percent },
-  { key: "tokens_per_pass", label: "Tokens a pass", higher: true, show: fixed(2) },
+  { key: "tokens_per_pass", label: "Tokens per pass", higher: true, show: fixed(2) },
   { key: "cycles", label: "Emulated cycles", higher: false, show: short },
   { key: "energy_j", label: "Emulated energy (J)", higher: false, show: short },
 ].filter((kind) => SUMMARY.some((row) => has(row[kind.key])));
@@ -65,7 +65,7 @@ const valueOf = (row, kind) => row[kind.key] ?? (dense(row) ? kind.ideal : null)
 const KNEES = new Set((DATA.knee || []).map(settingKey));
 const knownText = (x) => settingText(x) + (KNEES.has(settingKey(x)) ? " (knee)" : "");
 
-/** The prompt, seed and setting that are looked at; parts register to be called when they change. */
+/** The selected prompt, seed and setting; parts of the page register listeners for changes. */
 const STATE = { prompt: null, seed: null, setting: null };
 const LISTENERS = [];
 function select(change) {

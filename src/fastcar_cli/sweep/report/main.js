@@ -1,5 +1,5 @@
-/* The headline, the table of settings, how all was made, and the start of all parts. */
-/** Whether a setting loses no more than 2 % of right videos or, where nobody judges, 0.02 SSIM or all but 40 dB. */
+/* The headline, the table of settings, the configuration, and the start of all parts. */
+/** Whether a setting loses at most 2 % of right videos or, without a judge, has at least SSIM 0.98 or PSNR 40 dB. */
 function keepsQuality(row) {
   if (has(row.fidelity_drop)) return row.fidelity_drop <= 0.02;
   if (has(row.ssim)) return row.ssim >= 0.98;

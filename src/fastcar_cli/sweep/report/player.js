@@ -1,12 +1,12 @@
-/* Dense and replayed videos side by side: one frame number for both, one scrubber, the map over the pixels. */
+/* Dense and replayed videos side by side, with one frame number, one scrubber, and the map over the pixels. */
 const FPS = MODEL.fps || 8;
 const PLAYER = { playing: false, heat: true, frame: 0, cell: null, dense: null };
 const VIEW = {};
 
 const framesOf = (cell) => cell?.replay?.map?.length || MODEL.frames || 1;
-/** Whether a cell shows accepted drafts, as nothing replays in it. */
+/** Whether a cell's map shows accepted drafts, because nothing replays in it. */
 const draftsAlone = (cell) => drafted(cell) && !cell.replay?.ratio;
-/** Show a setting: of the prompt and seed that are looked at, or of another that has it. */
+/** Show a setting for the selected prompt and seed, or for the first ones that have it. */
 function chooseSetting(row) {
   const mine = (c) => settingKey(c) === settingKey(row), cell = cellsNow().find(mine) || CELLS.find(mine);
   if (cell) watch(cell);
@@ -50,7 +50,7 @@ function buildPlayer() {
   VIEW.side = h("div", { class: "side", id: "side" });
   at("player").append(h("div", {}, h("div", { class: "screens" }, VIEW.a.figure, VIEW.b.figure),
     h("div", { class: "transport" }, VIEW.play, step(-1, "◂", "Frame back"), VIEW.scrub, step(1, "▸", "Frame forward"), VIEW.number),
-    h("label", { class: "check" }, map, "Map over the video: replay, or accepted drafts where nothing replays"), VIEW.about), VIEW.side);
+    h("label", { class: "check" }, map, "Map over the video: replay, or accepted drafts if nothing replays"), VIEW.about), VIEW.side);
   for (const { video, box } of [VIEW.a, VIEW.b]) {
     video.addEventListener("loadeddata", () => {
       box.style.setProperty("--ratio", `${video.videoWidth} / ${video.videoHeight}`);
@@ -65,13 +65,13 @@ function play(on) {
   PLAYER.playing = on;
   VIEW.play.textContent = on ? "Pause" : "Play";
 }
-/** Move both videos to a frame; they play by this too, so that they stay together. */
+/** Move both videos to a frame; playing uses this too, so that they stay in step. */
 function seek(frame) {
   PLAYER.frame = Math.max(0, Math.min(framesOf(PLAYER.cell) - 1, Number(frame)));
   for (const v of shown()) v.currentTime = (PLAYER.frame + 0.5) / FPS;
   drawFrame();
 }
-/** The next frame while playing, the first after the last, once both videos show this one. */
+/** While playing, move to the next frame (or from the last to the first) once both videos show this one. */
 function advance() {
   if (PLAYER.playing && shown().every((v) => v.readyState >= 2 && !v.seeking)) seek((PLAYER.frame + 1) % framesOf(PLAYER.cell));
 }
@@ -108,7 +108,7 @@ function drawPlayer() {
 function drawSide() {
   const c = PLAYER.cell, seconds = c.speed?.decode_s, rows = [["Setting", settingText(c)], ["Seed", String(c.seed)]];
   if (c.replay) rows.push(["Replayed", `${percent(c.replay.ratio)} of all MLPs`], ["of eligible ones", percent(c.replay.eligible_ratio)]);
-  if (drafted(c)) rows.push(["Drafts", `${c.draft}, ${fixed(1)(c.drafts?.tokens_per_pass)} tokens a pass`]);
+  if (drafted(c)) rows.push(["Drafts", `${c.draft}, ${fixed(1)(c.drafts?.tokens_per_pass)} tokens per pass`]);
   if (has(c.speed?.speedup)) rows.push(["Speed-up", times(c.speed.speedup)]);
   if (seconds) rows.push(["Decode time", `${fixed(2)(seconds.median)} s` + (seconds.runs?.length > 1 ? ` (${fixed(2)(seconds.min)}–${fixed(2)(seconds.max)})` : "")]);
   for (const kind of METRICS.filter((k) => c.metrics?.[k.key] !== undefined)) {
@@ -124,11 +124,11 @@ function drawFrame() {
   const replayed = c.replay?.by_frame?.[PLAYER.frame], like = c.frames?.ssim?.[PLAYER.frame];
   VIEW.scrub.value = PLAYER.frame + 1;
   VIEW.number.textContent = `frame ${PLAYER.frame + 1} of ${framesOf(c)}`;
-  const about = [has(tokens) ? `${fixed(1)(tokens)} tokens a pass` : null, `${percent(replayed)} replayed`, has(like) ? `SSIM ${fixed(4)(like)}` : null];
+  const about = [has(tokens) ? `${fixed(1)(tokens)} tokens per pass` : null, `${percent(replayed)} replayed`, has(like) ? `SSIM ${fixed(4)(like)}` : null];
   VIEW.about.textContent = `This frame: ${about.filter(has).join(", ")}`;
   drawHeat();
 }
-/** The map of the frame shown, of replay or of accepted drafts: one canvas pixel a position, scaled without smoothing. */
+/** Draw the frame's map of replay or accepted drafts, one canvas pixel per position, scaled without smoothing. */
 function drawHeat() {
   const cell = PLAYER.cell, drafts = draftsAlone(cell), canvas = VIEW.heat;
   const map = (drafts ? cell.drafts : cell.replay)?.map?.[PLAYER.frame];
