@@ -1,1 +1,1 @@
-"""Measuring around the engine: where time goes, what replay and drafts can save."""
+"""Profiles the engine: the time of each module, and what replay and drafts can save."""

@@ -1,4 +1,4 @@
-"""What the machine reaches, measured in the same run as the profile."""
+"""The machine's bandwidth and FLOP/s, measured in the same run as the profile."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def seconds_of(work: Callable[[], Any], device: torch.device, repeats: int = 5) 
 
 @dataclass(frozen=True)
 class Machine:
-    """Names, and what was reached: copy_gb_s counts bytes read and written, read_gb_s bytes read; matrix FLOP/s."""
+    """Names and measured rates: copy_gb_s counts bytes read and written, read_gb_s bytes read."""
 
     names: dict[str, Any]
     copy_gb_s: float
@@ -42,7 +42,7 @@ class Machine:
 
     @property
     def bandwidth(self) -> float:
-        """The larger of both, GB/s: what floors are computed from."""
+        """The larger rate in GB/s, from which floors are computed."""
         return max(self.copy_gb_s, self.read_gb_s)
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def largest_cache() -> int:
 
 
 class Stream:
-    """Memory that is copied and read: at least four times the largest cache, so that no cache holds the next bytes."""
+    """Memory to copy and read: at least four times the largest cache, so that no cache contains the next bytes."""
 
     def __init__(self, device: torch.device, size: int = 2**28) -> None:
         self._device, self._size, self._at = device, size, 0
@@ -92,7 +92,7 @@ class Stream:
         return 2 * self._size / seconds_of(lambda: self._next().copy_(self._next()), self._device, repeats)
 
     def read(self, repeats: int = 5) -> float:
-        """Bytes/s read, by the faster of two kernels: which one it is depends on the build."""
+        """Bytes/s read by the faster of two kernels; which one is faster depends on the build."""
 
         def square() -> torch.Tensor:
             window = self._next()
@@ -102,12 +102,12 @@ class Stream:
         return self._size / min(seconds_of(way, self._device, repeats) for way in ways)
 
     def rate(self) -> float:
-        """The larger of both, now."""
+        """Measure both rates; returns the larger one."""
         return max(self.copy(3), self.read(3))
 
 
 def names_of(device: torch.device) -> dict[str, Any]:
-    """What runs here, by name; nothing is measured."""
+    """Names of hardware and software; measures nothing."""
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
@@ -119,7 +119,7 @@ def names_of(device: torch.device) -> dict[str, Any]:
 
 
 def _matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of square matrices of 2048, or of the first from 512 on that takes long, as bfloat16 may."""
+    """FLOP/s of products of 2048 x 2048 matrices, or of the first size from 512 on that takes over 0.1 s."""
     n = 512
     while True:
         a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))

@@ -47,9 +47,9 @@ WINDOWS = (1, 2, 4, 8, 16)  # draft lengths whose passes are timed
 def plan_profile(
     run: RunConfig, lengths: Sequence[int], rows: int | None, repeats: int
 ) -> tuple[Checkpoint, int, dict[str, Any], MemoryPlan]:
-    """What `profile_steps` runs at these context lengths: a checkpoint, rows of a batch, for JSON how many layers, and
-    the memory that they take. Nothing is loaded. Raises RequestError for a model that can't be timed and a length that
-    is shorter than its prompt.
+    """Plan `profile_steps` at these context lengths, without loading anything: the checkpoint, the rows of the batch,
+    the number of layers (for JSON), and the memory. Raises RequestError for a model that can't be timed, and for a
+    length that is shorter than its prompt.
     """
     model, device, dtype = run.model, resolve_device(run.runtime.device), str(run.runtime.dtype)
     dtype = _own_dtype(model, default_dtype(device)) if dtype == "auto" else dtype
@@ -70,8 +70,8 @@ def profile_steps(
 ) -> dict[str, Any]:
     """Time the machine and steps of a run's model at these context lengths; the document for JSON.
 
-    rows: of the batch; None: those of one video. repeats: timed steps a length and kind. ratio: of the replay that
-    drafts are compared with. `on_length` is called after each length. Raises RequestError as `plan_profile` does.
+    rows: of the batch, or None for those of one video. repeats: timed steps per length and kind. ratio: replay ratio to
+    compare drafts with. `on_length` is called after each length. Raises RequestError as `plan_profile` does.
     """
     torch.set_num_threads(run.runtime.threads or min(torch.get_num_threads(), cores()))
     checkpoint, rows, layers, plan = plan_profile(run, lengths, rows, repeats)
@@ -100,7 +100,7 @@ def profile_steps(
 
 
 def _executor(wanted: str, shape: Shape) -> tuple[str, str]:
-    """Who runs the steps, and why. Raises RequestError for what can't be had, or has no parts to time."""
+    """The executor of the steps, and why. Raises RequestError for one that is unavailable or can't time modules."""
     why = native.obstacle(shape.network) if shape.network.device.type == "cpu" else "the device is not a CPU"
     if wanted == "auto":
         return ("native", f"native kernels ({instruction_set()})") if why is None else ("torch", f"plain torch: {why}")
@@ -111,7 +111,7 @@ def _executor(wanted: str, shape: Shape) -> tuple[str, str]:
 
 
 def _own_dtype(model: str, default: str) -> str:
-    """What a model is timed in where nobody says. Raises RequestError for a converted one that is not in floats."""
+    """The default dtype for timing a model. Raises RequestError for a converted model that is not in floats."""
     formats = [] if published(model) is not None else list(open_model(model).formats)
     if len(formats) != 1:
         return default
@@ -122,7 +122,7 @@ def _own_dtype(model: str, default: str) -> str:
 
 
 def ratios(now: dict[str, Any], before: dict[str, Any]) -> list[dict[str, Any]]:
-    """Time of a new document over that of an earlier one, line by line, for the lengths that both have."""
+    """Times of a new document divided by those of an earlier one, line by line, for the lengths in both."""
     known = {x["seq"]: x for x in before["lengths"]}
     rows = []
     for new in (x for x in now["lengths"] if x["seq"] in known):
@@ -135,7 +135,7 @@ def ratios(now: dict[str, Any], before: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def needed(window: int, gain: float) -> float | None:
-    """The probability of a right draft from which a pass of W inputs gives `gain` tokens; None where none does."""
+    """The acceptance rate from which a pass of W inputs makes `gain` tokens final; None if no rate is enough."""
     if gain > window:
         return None
     low, high = 0.0, 1.0
@@ -146,7 +146,7 @@ def needed(window: int, gain: float) -> float | None:
 
 
 def _seconds(shape: Shape, rows: int, seq: int, rounds: int, lengths: list[int], tau: Tau) -> dict[int, float]:
-    """Least seconds by draft length, in turns, of passes that make one token final; the first two of each warm up."""
+    """Minimum seconds by draft length of passes that make one token final, timed in turns after two warm-ups each."""
     draft = DraftSettings("frame", max(lengths), accept=0.0)
     settings: dict[str, Any] = {"rule": ReplayRule(tau), "draft": draft, "executor": "native"}
     least = dict.fromkeys(lengths, math.inf)
@@ -164,10 +164,10 @@ def _seconds(shape: Shape, rows: int, seq: int, rounds: int, lengths: list[int],
 
 
 def draft_table(shape: Shape, rows: int, seq: int, repeats: int, ratio: float) -> dict[str, Any] | None:
-    """Cost of a pass of the native kernels by its input tokens W, and from which acceptance drafts pay.
+    """Cost of a pass of the native kernels by input tokens W, and the acceptance rates from which drafts pay.
 
-    A pass makes 1 + A + ... + A^(W-1) tokens final where each draft is right with probability A. Replay is that of
-    passes of one token of which every row replays together at this ratio. None where no native kernel can run.
+    A pass makes 1 + A + ... + A^(W-1) tokens final if each draft is accepted with probability A. They are compared with
+    passes of one token whose rows replay together with this ratio. None if the native kernels can't run.
     """
     if native.obstacle(shape.network) is not None:
         return None
@@ -232,7 +232,7 @@ PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
 
 class _Similarity:
-    """Cosine similarity of each MLP output with the one at the same position a frame earlier, mean by layer."""
+    """Cosine similarity of each MLP output with the one at the same position one frame earlier, mean by layer."""
 
     def __init__(self, layers: int, frame: int) -> None:
         self._frame = frame

@@ -1,6 +1,6 @@
-"""Where the time of one decode step goes, measured in the engine at any context length.
+"""Times the parts of one decode step, in the engine and at any context length.
 
-The engine marks the end of each part, hooks mark modules of an MLP. A step is timed whole as well, without marks.
+The engine marks the end of each part, and hooks mark the modules of an MLP. A whole step is also timed without marks.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from fastcar_cli.profile.machine import Machine, Stream, seconds_of
 from fastcar_cli.system.device import synchronise
 
 LAYER_PARTS = ("attention.", "mlp.", "tas")
-"""Parts that every layer has, scaled to the full depth where fewer layers run."""
+"""Parts that every layer has, scaled to the full depth if fewer layers run."""
 
-BUDGET = 10 * 2**30  # most bytes that a profile with random weights may take in the memory of the machine
-SMALL = 2**29  # bytes of weights up to which a model is loaded to be measured
+BUDGET = 10 * 2**30  # maximum bytes of host memory for a profile with random weights
+SMALL = 2**29  # maximum bytes of weights of a model that a dry run loads to time its steps
 
 
 def parse_lengths(text: str, option: str = "seq") -> list[int]:
-    """`2k,4096,0.5k` to numbers of tokens. Raises RequestError for anything else."""
+    """Parse `2k,4096,0.5k` to numbers of tokens. Raises RequestError for anything else."""
     lengths = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(k?)\s*", part, re.IGNORECASE)
@@ -57,7 +57,7 @@ def parse_lengths(text: str, option: str = "seq") -> list[int]:
 
 @dataclass(frozen=True)
 class Shape:
-    """What runs: a model of `layers` layers, in place of one of `spec.decoder.layers`."""
+    """The model that runs: it has `layers` layers instead of `spec.decoder.layers`."""
 
     network: Network
     spec: Spec
@@ -66,15 +66,15 @@ class Shape:
 
     @property
     def scale(self) -> float:
-        """Full depth over layers that run."""
+        """All layers divided by the layers that run."""
         return self.spec.decoder.layers / self.layers
 
 
 def plan_steps(
     spec: Spec, dtype: str, device: str, rows: int, longest: int, passes: int = 64, random: bool = True
 ) -> tuple[MemoryPlan, int]:
-    """The memory of `decode_from` at `longest` tokens, and the layers that run: with random weights as many as fit.
-    Raises RequestError where none does.
+    """The memory of `decode_from` at `longest` tokens, and the number of layers: with random weights as many as fit.
+    Raises RequestError if none fits.
     """
 
     def plan(layers: int) -> MemoryPlan:
@@ -90,21 +90,21 @@ def plan_steps(
     if random:
         layers = min(layers, 1 + (free - one.needed) // (two.needed - one.needed))
     if layers < 1:
-        hint = ("a smaller ", Key("seq"), ", fewer ", Key("rows"), ", or ", Key("dtype"), " bfloat16")
+        hint = ("use a smaller ", Key("seq"), ", fewer ", Key("rows"), ", or ", Key("dtype"), " bfloat16")
         said = f"{one.arithmetic()} = {gib(one.needed)}, {gib(free)} may be used"
         raise RequestError(f"one layer at {longest} tokens does not fit: {said}", hint=hint)
     chosen = plan(layers)
-    # The machine is measured first, in memory that is free again when the model is made.
+    # The machine is measured first, in memory that is freed before the model is made.
     probe = max(0, BASE + Stream.bytes_on(device) - chosen.needed)
     return replace(chosen, base=chosen.base + probe), layers
 
 
 def random_shape(spec: Spec, dtype: str, device: str, layers: int) -> Shape:
-    """A network of the true widths with random weights and so many layers."""
+    """A network of the true widths with random weights and `layers` layers."""
     network = empty_network(replace(spec, decoder=replace(spec.decoder, layers=layers)))
     stored, shared = WeightFormat(dtype, DTYPES[dtype]).on(network), network.shared()
     shapes = {name: like.shape for name, like in network.state_dict().items() if name not in shared}
-    # Drawing billions of numbers would take longer than measuring.
+    # Sampling billions of random numbers would take longer than measuring.
     random = {k: random_tensor(k, shape, stored.float_of(k), 0, 2**20, device) for k, shape in shapes.items()}
     random |= {name: random[first] for name, first in shared.items()}
     network.load_state_dict(random, assign=True)
@@ -114,7 +114,7 @@ def random_shape(spec: Spec, dtype: str, device: str, layers: int) -> Shape:
 def random_tensor(
     key: str, shape: torch.Size, dtype: torch.dtype, seed: int, drawn: int = 2**22, device: str = "cpu"
 ) -> Tensor:
-    """A tensor of a checkpoint: norms 1, biases 0, matrices of about `drawn` numbers for outputs of order one."""
+    """A random parameter: norms 1, biases 0, matrices of about `drawn` different numbers for outputs of order one."""
     if len(shape) == 1:
         return torch.full(shape, 1.0 if key.endswith("weight") else 0.0, dtype=dtype, device=device)
     generator = torch.Generator().manual_seed(seed + zlib.crc32(key.encode()))
@@ -129,14 +129,14 @@ def random_tensor(
 
 @contextlib.contextmanager
 def _marked(decode: Decode) -> Iterator[dict[str, float]]:
-    """Seconds by part of the step of plain torch in the block, there at its end; on a GPU by events."""
+    """Time the parts of a plain torch step in the block; yields a dict that gets the seconds at its end."""
     network, seconds = decode.model, dict[str, float]()
     device = network.device
     marks: list[tuple[str, Any]] = []
     handles: list[Any] = []
 
     def mark(name: str) -> None:
-        """The part that ends now."""
+        """Mark the end of a part; on a GPU with an event."""
         if device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
             event.record()
@@ -179,7 +179,7 @@ def _marked(decode: Decode) -> Iterator[dict[str, float]]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of one step by part, whole with marks and without, and its spread."""
+    """Seconds of one step: of its parts (with marks), of the whole step (without), and the relative spread of these."""
 
     parts: dict[str, float]
     whole: float
@@ -187,12 +187,12 @@ class Measured:
 
 
 def tokens_of(window: int, accept: float) -> float:
-    """Tokens that a pass of W inputs makes final in the mean where each draft is right with this probability."""
+    """Mean number of tokens that a pass of W inputs makes final if each draft is accepted with this probability."""
     return sum(accept**i for i in range(window))
 
 
 def decode_of(network: Network, rows: int, prompt: int, frames: int, **settings: Any) -> Decode:
-    """A decode of prompts without meaning, in guided pairs if rows allow; `settings` are fields of DecodeSettings."""
+    """A decode of dummy prompts, in guided pairs if `rows` is even; `settings` are fields of DecodeSettings."""
     spec = network.spec
     guided = spec.layout.guided and rows % 2 == 0
     noise = torch.rand(rows // 2 if guided else rows, frames * spec.tokens_per_frame, spec.frame_spec.depth)
@@ -202,7 +202,7 @@ def decode_of(network: Network, rows: int, prompt: int, frames: int, **settings:
 
 
 def _extent(spec: Spec, seq: int, passes: int, aligned: bool) -> tuple[int, int, int]:
-    """Prompt tokens, the first position that is decoded after `seq` tokens, and frames with room for passes."""
+    """Prompt tokens, the first position to decode after `seq` tokens, and the frames that have room for the passes."""
     layout = spec.layout
     text = layout.prefix or min(12, max(1, seq - 1))
     first = max(1, seq - text, layout.stride + 1 if aligned else 1)
@@ -219,19 +219,19 @@ def decode_from(
     try:
         yield decode, decode.steps(first=first)
     finally:
-        # It holds its executor, which holds it: without this the caches would wait for the garbage collector.
+        # A decode and its executor refer to each other: without this the caches wait for the garbage collector.
         decode.release()
 
 
-_NEVER = Tau((1e30,))  # a threshold that every score is compared with and none exceeds
+_NEVER = Tau((1e30,))  # a threshold that no score exceeds, but that every score is compared with
 
 
 def measure_step(
     shape: Shape, rows: int, seq: int, *, repeats: int, tau: Tau = OFF, scored: bool = False, executor: str = "torch"
 ) -> Measured:
-    """Median seconds of a step with `seq` tokens of context, whole and by part; `scored`: with TAS, whatever tau is."""
+    """Median seconds of a step with `seq` tokens of context, whole and by part; `scored` computes TAS for any tau."""
     device, warm, timed = shape.network.device, 2, executor == "native"
-    # Native kernels score what may replay, and store no scores.
+    # Native kernels only score rows that may replay, and store no scores.
     rule = ReplayRule(_NEVER if timed and scored and tau.off else tau)
     settings: dict[str, Any] = {"rule": rule, "keep_tas": scored and not timed, "executor": executor}
     whole: list[float] = []
@@ -255,7 +255,7 @@ def measure_step(
 
 @contextlib.contextmanager
 def _clocked(decode: Decode) -> Iterator[dict[str, float]]:
-    """As `_marked`, of the parts that the native kernels time; attention is all of a block but its MLP."""
+    """Like `_marked`, for the parts that the native kernels time; attention is a block without its MLP."""
     seconds, before = dict[str, float](), replace(decode.clock)
     yield seconds
     mlp, draw = decode.clock.mlp - before.mlp, decode.clock.draw - before.draw
@@ -264,7 +264,7 @@ def _clocked(decode: Decode) -> Iterator[dict[str, float]]:
 
 
 def traffic(spec: Spec, rows: int, seq: int, itemsize: int) -> dict[str, tuple[float, float]]:
-    """(bytes that must move, FLOP) of each module a step, all layers: weights once, keys and values a row."""
+    """(bytes that must move, FLOP) of each module per step, in all layers: weights once, keys and values per row."""
     d, sampling = spec.decoder, spec.sampling_weights
     kv, projections, mlp, layers = d.kv_width, d.projection_weights, d.mlp_weights, float(d.layers)
     transformer, heads, projector = sampling.transformer, sampling.heads, sampling.projector
@@ -341,10 +341,10 @@ def profile_length(
 
 
 def replay_table(length: dict[str, Any], rows: int) -> dict[str, Any]:
-    """What replay can buy at this length: Amdahl's ceiling and the expected speed-up by ratio and by who decides.
+    """Speedups by replay at this length: Amdahl's ceiling, and those expected by ratio r and unit of decision.
 
-    A step saves the MLP's time where all its rows replay: rows deciding alone r^R, in pairs r^(R/2),
-    together r. `measured_all_replayed` is that of a measured step in which every row replays.
+    A step of R rows saves the MLP's time if all of them replay, with probability r^R if rows decide alone, r^(R/2) in
+    pairs, r together. `measured_all_replayed` is that of a measured step in which every row replays.
     """
     step, mlp, tas = length["step_ms"], length["modules"]["mlp"]["ms"], length["tas_ms"]
     powers = {"rows_alone": rows, "in_pairs": max(1, rows // 2), "together": 1}
@@ -371,7 +371,7 @@ def vision_seconds(network: Network, videos: int) -> float:
 
 
 def expected_by_steps(run: RunConfig, videos: int, at_once: int) -> tuple[float, str]:
-    """Seconds of a run at most, and their source: steps of the loaded model, timed at half of its tokens."""
+    """Upper bound of a run's seconds, and its source: steps of the loaded model, timed at half of the tokens."""
     began = time.perf_counter()
     pipe = VideoPipeline.from_config(run, videos=at_once)
     load, network, size = time.perf_counter() - began, pipe.model.network, pipe.batch_size(at_once)
@@ -387,7 +387,7 @@ def expected_by_steps(run: RunConfig, videos: int, at_once: int) -> tuple[float,
 
 
 def expected_by_bandwidth(plan: MemoryPlan, tokens: int) -> tuple[float, str]:
-    """Seconds of a run at least where memory is the limit, and their source: every step reads all weights."""
+    """Lower bound of a run's seconds if memory is the limit, and its source: every step reads all weights."""
     rate = Stream(torch.device(plan.device), 2**27).rate()
     source = f"{tokens:,} steps that read {gib(plan.weights)} at {rate / 1e9:.0f} GB/s, measured now"
     return tokens * plan.weights / rate, source
