@@ -217,7 +217,7 @@ def test_lost_states_are_reported(make, prompts: Path, run: Run) -> None:  # typ
     for file in Path("out.partial").glob(".states-*"):
         file.unlink()
     done = run("convert", *command)
-    assert done.returncode == 2 and "the calibration saved there can't be read" in " ".join(done.stderr.split())
+    assert done.returncode == 2 and "the saved calibration can't be read" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_int4_without_a_conversion_says_how(make: Callable[..., Path], run: Run,
         (["mini", "-o", "nowhere/new"], "--output nowhere/new: there is no folder nowhere"),
         (["mini", "-o", "new", "--dtype", "int3"], "'int3' is not one of 'int4', 'int8', 'bfloat16'"),
         (["mini", "-o", "new", "--dtype", "int8", "--depth-dtype", "int4"], "--depth-dtype has no effect"),
-        (["out", "-o", "new"], "out is converted already, to int4"),
+        (["out", "-o", "new"], "out is already converted (int4)"),
         (["begun", "-o", "new"], "begun is an unfinished conversion"),
         (
             ["narrow", "-o", "new"],

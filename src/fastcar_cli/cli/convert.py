@@ -69,7 +69,7 @@ def convert(
         def on_progress(what: str, done: int, total: int) -> None:
             if what not in shown:
                 bars.close()  # One display at a time.
-                things = "frames" if what.startswith("drawing") else "bytes"
+                things = "videos" if what.startswith("sampling") else "bytes"
                 shown[what] = reported(bars.enter_context(progress(terminal, things)))
             shown[what](what, done, total)
 

@@ -1,14 +1,14 @@
-"""Calibration: tokens of some prompts go through the network part after part; each matrix is rounded for its inputs.
+"""Calibration: runs tokens of some prompts through the network, part by part, and rounds each matrix for its inputs.
 
-The tokens are those of the prompts, blank ones for guidance, and visual ones that the plainly rounded model draws. A
-part (projector, block, depth transformer) gets the outputs of the rounded parts before it, and within a block each
-linear layer those of the rounded layers before it.
+The tokens are those of the prompts, blank ones for guidance, and visual ones that the model samples after plain
+rounding. Each part (projector, block, depth transformer) gets the outputs of the rounded parts before it; within a
+block, each linear layer gets those of the rounded layers before it.
 
 In a matrix the next columns compensate for the error of each rounded column: GPTQ (Frantar et al. 2022, arXiv
 2210.17323) in the form LDLQ (Chee et al. 2023, arXiv 2307.13304, section 3), which gives the same numbers from one
 Cholesky factor. With inputs x, G = sum x x^T = L D L^T and errors E = W' - W of a row, the error of its outputs is
-E G E^T = sum over columns k of D_k (E L)_k^2, and (E L)_k depends on the columns from k on only: from the last to the
-first, each is rounded to where this sum is least.
+E G E^T = sum over columns k of D_k (E L)_k^2, and (E L)_k depends only on the columns from k on. So the columns are
+rounded from the last to the first, each to the value that minimises this sum.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from fastcar_cli.models.vila_u.network import ModelSpec, PlaceTables, placement_
 from fastcar_cli.models.weight_format import NetworkFormat, scale_name
 from fastcar_cli.weights.formats import GROUP, Format, inverse_of
 
-_DAMPING = 0.01  # of the mean of G's diagonal, added to it: inputs that hardly occur are no reason for large numbers
+_DAMPING = 0.01  # share of the mean of G's diagonal to add to it, so that rare inputs do not cause large numbers
 _BLOCK, _ROWS = 4 * GROUP, 2048  # columns per block of compensation, and rows rounded at once
 
 
 def output_error(error: Tensor, gram: Tensor) -> Tensor:
-    """Sums of squared errors of the outputs, float32 [out], of errors [out, in] of a matrix on inputs of `gram`."""
+    """Sums of squared output errors, float32 [out], for errors [out, in] of a matrix and inputs with this `gram`."""
     return torch.cat([((part @ gram) * part).sum(1) for part in error.split(_ROWS)])
 
 
 def calibrated(weight: Tensor, gram: Tensor, form: Format) -> tuple[Tensor, Tensor]:
-    """A matrix float32 [out, in] as numbers and scales of a format.
+    """Round a matrix float32 [out, in] to numbers and scales of a format.
 
-    gram: sum of x x^T over the inputs, float32 [in, in]; it comes back as it was. A row is rounded as
-    `Format.quantise` does where its outputs are nearer to the matrix's that way.
+    gram: sum of x x^T over the inputs, float32 [in, in]; unchanged on return. If `Format.quantise` brings the outputs
+    of a row closer to the matrix's, its rounding is used for that row.
     """
     numbers, scale = form.quantise(weight)
     factor = _factor(gram)
-    for rows, integers, scales in _made_up(weight, factor, form, scale):
+    for rows, integers, scales in _compensated(weight, factor, form, scale):
         packed, part = form.pack(integers), weight[rows]
         plain, other = (
             output_error(form.widen(n, s, torch.float32) - part, gram)
@@ -82,10 +82,10 @@ def _factor(gram: Tensor) -> Tensor:
         damping *= 10
 
 
-def _made_up(
+def _compensated(
     weight: Tensor, factor: Tensor, form: Format, plain_scale: Tensor
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Rows, their integers int8 [rows, in] and scales; `plain_scale`'s if the format fits none."""
+    """Yield rows, their integers int8 [rows, in] and scales, which are `plain_scale`'s if the format fits none."""
     outputs, inputs = weight.shape
     width = form.group or GROUP
     pivots = factor.diagonal()
@@ -160,7 +160,7 @@ class Calibration:
         return 2 * 4 * spec.decoder.width * tokens
 
     def draw(self, folder: Path, spec: ModelSpec, on_progress: Callable[[int, int], None]) -> Tensor:
-        """Codes int64 [P, T*N, depth] that the model in `folder` draws; `on_progress(done, total)` counts videos."""
+        """Codes int64 [P, T*N, depth] that the model in `folder` samples; `on_progress(done, total)` counts videos."""
         model = open_folder(folder).load()
         frames, codes = _frames(spec), []
         for seed, prompt in enumerate(self.prompts):
@@ -182,10 +182,10 @@ def _frames(spec: Spec) -> int:
 
 
 class Walk:
-    """The tokens of a calibration on their way through the network.
+    """Runs the tokens of a calibration through the network.
 
-    rows: token ids, conditional rows first; codes int64 [P, tokens, depth]. States, one a row, are float32 [tokens,
-    width], without the last token's.
+    rows: token ids, conditional rows first. codes: int64 [P, tokens, depth]. The states of a row are float32 [tokens,
+    width], without those of the last token.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class Walk:
         codes: Tensor,
         states: Tensor | None = None,
     ) -> None:
-        """`states`: all of an earlier run, one row after another."""
+        """`states`: those of an earlier run, one row after another."""
         self._form, self._spec, self._read, self._rows, self._codes = form, spec, read, rows, codes
         lengths = [len(row) + codes.shape[1] - 1 for row in rows]
         self.states = [] if states is None else list(states.split(lengths))
@@ -257,8 +257,8 @@ class Walk:
         yield from self._turns("projector.", projector, [[path] for path in paths], projector, latents)
         visual = [projector(latent) for latent in latents]
         if spec.place_tables:
-            places = PlaceTables(spec.frames, spec.tokens_per_frame, spec.decoder.width)
-            added = self._loaded(places, "places.")(torch.arange(fed))
+            positions = PlaceTables(spec.frames, spec.tokens_per_frame, spec.decoder.width)
+            added = self._loaded(positions, "places.")(torch.arange(fed))
             visual = [x + added for x in visual]
         if (placements := placement_map(spec)) is not None:
             prompts = torch.tensor(self._rows[: len(visual)])
@@ -314,7 +314,7 @@ def _gram(linear: nn.Linear, run: Callable[[Tensor], Tensor], batches: Sequence[
     def add(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         x = inputs[0].reshape(-1, width)
         gram.addmm_(x.T, x)
-        raise StopIteration  # what follows the layer is not needed
+        raise StopIteration  # later layers need not run
 
     hook = linear.register_forward_pre_hook(add)
     try:
@@ -327,9 +327,9 @@ def _gram(linear: nn.Linear, run: Callable[[Tensor], Tensor], batches: Sequence[
 
 
 def saved(file: Path, name: str) -> Tensor:
-    """What an earlier run saved of its calibration. Raises RequestError for a missing or damaged file."""
+    """A tensor that an earlier run of a calibration saved. Raises RequestError for a missing or damaged file."""
     try:
         return load_file(str(file))[name]
     except (OSError, SafetensorError, KeyError) as e:
-        said = f"{file}: the calibration saved there can't be read: {e}"
+        said = f"{file}: the saved calibration can't be read: {e}"
         raise RequestError(said, hint=f"delete {file.parent}") from None

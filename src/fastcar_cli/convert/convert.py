@@ -1,7 +1,7 @@
-"""A conversion: shard after shard into a working folder, which gets its name when it is whole.
+"""Converts a model shard by shard into a working folder, which is renamed when it is complete.
 
-The working folder, FOLDER.partial, first gets a description of source and format, with which alone the conversion
-resumes; then each finished shard, and of a calibration the tokens drawn and their states after the last shard.
+The working folder, FOLDER.partial, first gets a description of source and format; a conversion resumes only if it is
+the same. Then follow the finished shards and, with calibration, the sampled tokens and their states after the last one.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from fastcar_cli.weights.tensors import Weights, write_safetensors
 _LOCK, _PLAIN, _CODES, _STATES = ".lock", ".plain", ".codes", ".states"
 _MARGIN = 2**20  # upper bound for the bytes of a folder besides weights
 _NARROW = 1024
-"""Narrower depth transformers of int4 models stay in int8: they are small and lose most (VILA-U's width is 2560)."""
-_RESUME = "finished shards stay; the same command resumes"
+"""Narrower depth transformers stay in int8 in int4 models: they are small and lose most (VILA-U's width is 2560)."""
+_RESUME = "finished shards are saved; the same command resumes"
 
 Progress = Callable[[str, int, int], None]
 """Receives the current activity, the work done and the total: bytes, or videos during calibration."""
@@ -46,8 +46,8 @@ Progress = Callable[[str, int, int], None]
 class Source:
     """A model by name or folder, read parameter by parameter. Raises RequestError for a converted one.
 
-    `spec` is its own, with the public name that it was opened by; `stored` is the dtype of its weights, `floats` that
-    of what stays in floats; `identity` says which model it is: name, digest of the weights, commit.
+    `spec` has the public name that the model was opened by; `stored` is the dtype of its weights, `floats` that of
+    parts that stay in floats; `identity` has its name, the digest of its weights, and its commit.
     """
 
     def __init__(self, model: str) -> None:
@@ -55,7 +55,7 @@ class Source:
         if isinstance(checkpoint, ConvertedCheckpoint):
             done = checkpoint.description
             hint = f"convert the model that it was made from, {done.source.get('name')}"
-            raise RequestError(f"{model} is converted already, to {done.form.name}", hint=hint)
+            raise RequestError(f"{model} is already converted ({done.form.name})", hint=hint)
         spec, name = checkpoint.spec, checkpoint.name
         self.checkpoint = checkpoint
         self.spec = spec if name is None else replace(spec, name=name.partition("@")[0])
@@ -77,7 +77,7 @@ class Source:
 
 
 def padded(spec: Spec, dtype: str) -> Spec:
-    """The specification with an MLP width that int4 can divide into groups; its zeros add silu(0) * 0 = 0."""
+    """The specification with an MLP width that int4 can divide into groups; padded units add silu(0) * 0 = 0."""
     if dtype != "int4":
         return spec
     width = -(-spec.decoder.mlp_width // GROUP) * GROUP
@@ -85,8 +85,8 @@ def padded(spec: Spec, dtype: str) -> Spec:
 
 
 def target_format(source: Source, spec: Spec, dtype: str, depth: str | None = None) -> WeightFormat:
-    """What the weights of a source become; `depth` is the format of the depth transformer beside int4. A projector of a
-    width that int4 can't divide into groups stays in floats; for others it raises RequestError.
+    """The format of the converted weights; `depth`: that of an int4 model's depth transformer. A projector stays in
+    floats if int4 can't divide its width into groups; raises RequestError if this holds for another part.
     """
     if dtype == "bfloat16":
         return WeightFormat(dtype, torch.bfloat16)
@@ -125,8 +125,8 @@ class Result:
 class Conversion:
     """The conversion of a source into `folder`, in a format and with a specification that may be wider.
 
-    Raises RequestError where the folder is there already or its parent is not, and for prompts of a calibration that
-    the model can't take.
+    Raises RequestError if the folder exists or its parent does not, and for prompts of a calibration that the model
+    does not support.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Conversion:
 
     def run(self, on_progress: Progress = lambda what, done, total: None) -> Result:
         """Convert, and report to `on_progress`. Raises RequestError for a working folder of another conversion or
-        process, RunError for files that fail.
+        process, RunError if a file can't be written.
         """
         began = time.perf_counter()
         working = working_folder(self._folder)
@@ -196,7 +196,7 @@ class Conversion:
                     if file.name != f"{_STATES}-{shard}":
                         file.unlink()
             self._finish(working)
-        # Windows renames no folder that has an open file.
+        # Windows can't rename a folder with an open file.
         self._publish(working)
         every = [name for names in self._shards.values() for name in names]
         return Result(
@@ -229,7 +229,7 @@ class Conversion:
             if not plain.exists():
                 on_shard = partial(on_progress, "rounding plainly")
                 Conversion(self._source, plain, self._form, self._spec).run(lambda _, *done: on_shard(*done))
-            _write(codes, {"codes": calibration.draw(plain, spec, partial(on_progress, "drawing videos"))})
+            _write(codes, {"codes": calibration.draw(plain, spec, partial(on_progress, "sampling videos"))})
         # The sampling model has reference cycles; while it lives, its mapped files take room on the disk.
         gc.collect()
         shutil.rmtree(plain, ignore_errors=True)
@@ -265,7 +265,7 @@ class Conversion:
             for file in self._source.checkpoint.text_files():
                 if file.is_file():
                     shutil.copyfile(file, working / file.name)
-            # After a kill -9 in the middle of a shard.
+            # A kill -9 in the middle of a shard leaves hidden files.
             for hidden in working.glob(".*"):
                 if hidden.name != _LOCK:
                     hidden.unlink()
@@ -275,7 +275,7 @@ class Conversion:
             raise _failed(self._folder, e) from None
 
     def _publish(self, working: Path) -> None:
-        """Rename the folder, which is whole and no longer locked."""
+        """Rename the folder, which is complete and no longer locked."""
         try:
             (working / _LOCK).unlink(missing_ok=True)
             check_folder(self._folder)
@@ -285,7 +285,7 @@ class Conversion:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse an existing target, or one without a parent folder: raises RequestError."""
+    """Raise RequestError for an existing target, and for one without a parent folder."""
     if folder.exists() or folder.is_symlink():
         raise RequestError("exists already", key="output", value=folder, hint="give another name, or move it away")
     if not folder.name or not folder.parent.is_dir():
