@@ -1,9 +1,9 @@
-/* The page of `fastcar demo`: a form, and the player with the last video, whose left screen shows it without the map. */
+/* The page of `fastcar demo`: a form, and the player with the last video; its left screen shows no map. */
 const FORM = at("form");
 FORM.model.append(...DATA.models.map((name) => h("option", {}, name)));
 for (const [name, value] of Object.entries(DATA.form)) if (FORM[name]) FORM[name].value = value;
 
-/** Lines of JSON as they come. */
+/** Yield lines of JSON as they arrive. */
 async function* linesOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

@@ -1,6 +1,6 @@
-"""HTTP for one page on the loopback interface, in threads, under an address with a secret.
+"""Serves one page over HTTP on the loopback interface, in threads, under an address with a secret.
 
-Other pages of the user's browser neither know the secret nor may their requests have another Host or Origin.
+Other pages in the user's browser do not know the secret, and requests with another Host or Origin are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_BYTES = 65536
 
 
 class LocalServer(ThreadingHTTPServer, ABC):
-    """A page under a secret address. `port` 0 takes any free one; raises RequestError where the port is taken."""
+    """A page under a secret address. `port` 0 selects a free one; raises RequestError if the port is in use."""
 
     daemon_threads, playing = True, True
 
@@ -36,11 +36,11 @@ class LocalServer(ThreadingHTTPServer, ABC):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The address of the page."""
         return f"http://{LOOPBACK}:{self.server_port}/{self.secret}/"
 
     def serve(self) -> None:
-        """Answer requests, and take `turn`s while `playing`, or until an exception such as Ctrl-C."""
+        """Answer requests in threads, and call `turn` while `playing`, until an exception such as Ctrl-C."""
         threading.Thread(target=self.serve_forever, daemon=True).start()
         try:
             while self.playing:
@@ -50,13 +50,13 @@ class LocalServer(ThreadingHTTPServer, ABC):
             self.server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print nothing where a browser closes its connection; any other error as the base class does."""
+        """Print nothing if a browser closes its connection; print other errors as the base class does."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
     @abstractmethod
     def turn(self) -> None:
-        """Do the next thing that is not an answer, in the thread of `serve`."""
+        """Do the next piece of work besides answers, in the thread of `serve`."""
 
     @abstractmethod
     def page(self) -> bytes:
@@ -94,12 +94,12 @@ class LocalHandler(BaseHTTPRequestHandler):
         return form
 
     def allowed(self, name: str) -> bool:
-        """Whether a request is of the page itself and for this name; refuses it otherwise."""
+        """Whether a request comes from the page itself and is for this name; refuses it otherwise."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         name_of_host, _, port = host.partition(":")
-        # Browsers leave the port 80 out; with `ssh -L` it is another one than the server's.
+        # Browsers omit port 80; with `ssh -L` the port differs from the server's.
         if name_of_host not in HOSTS or not (port or "80").isdecimal() or origin not in (None, f"http://{host}"):
-            self.refuse(403, "not from here")
+            self.refuse(403, "the request comes from another page or host")
             return False
         _, secret, *rest = [*self.path.split("/"), ""][:4]
         if not hmac.compare_digest(secret.encode(), self.server.secret.encode()) or rest[0] != name:
@@ -113,7 +113,7 @@ class LocalHandler(BaseHTTPRequestHandler):
         self.wfile.write(f"{text}\n".encode())
 
     def begin(self, status: int, kind: str) -> None:
-        """Send the head of an answer."""
+        """Send the status and headers of an answer."""
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Cache-Control", "no-store")
@@ -129,7 +129,7 @@ class LocalHandler(BaseHTTPRequestHandler):
 
     @staticmethod
     def said(error: FastcarError) -> dict[str, Any]:
-        """The line of an error."""
+        """The JSON line for an error."""
         error.name_of = lambda key: key.rpartition(".")[2]
         return {"error": str(error), "hint": error.hint}
 

@@ -1,4 +1,4 @@
-/* The page of `fastcar play`: asks for the newest frame again and again, and sends the action when it changes. */
+/* The page of `fastcar play`: requests the newest frame in a loop, and sends the action when it changes. */
 const REACH = MODEL.reach ?? 1, PAIR = MODEL.actions === 2;
 const KEYS = { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0], w: [0, -1], s: [0, 1], a: [-1, 0], d: [1, 0] };
 const held = new Set(), sent = new Map(), waits = [], ME = Math.random().toString(36).slice(2);
@@ -11,7 +11,7 @@ async function post(name, body) {
   return response.json();
 }
 
-/** Only the last action waits for the one before to arrive. */
+/** Send an action; while the previous one is on its way, only the latest action waits. */
 async function steer(wanted) {
   if (wanted.every((x, i) => x === action[i])) return;
   action = wanted;
@@ -38,7 +38,7 @@ function percentile(share) {
 }
 
 function drawNumbers() {
-  const rows = { "Frame": line.steps, "Frames a second": fixed(1)(line.fps), "Tokens a pass": fixed(1)(line.tokens_per_pass),
+  const rows = { "Frame": line.steps, "Frames per second": fixed(1)(line.fps), "Tokens per pass": fixed(1)(line.tokens_per_pass),
     "Key to frame, p50": percentile(0.5), "Key to frame, p99": percentile(0.99), "Decoded ahead": percent(line.hit_share), "Seed": line.seed };
   at("numbers").replaceChildren(...Object.entries(rows).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, String(value))]));
   at("pause").textContent = line.paused ? "Play" : "Pause";
@@ -91,7 +91,7 @@ async function follow() {
   }
 }
 
-/** Of the directions -1, 0 and 1, the action of two numbers. */
+/** The action of two numbers for a direction, of which only the signs of x and y matter. */
 const towards = (x, y) => [REACH * Math.sign(x), REACH * Math.sign(y)];
 const keyOf = (event) => (event.key.length === 1 ? event.key.toLowerCase() : event.key);
 const typing = (event) => /^(INPUT|SELECT)$/.test(event.target.tagName) && event.target.type !== "checkbox";
@@ -103,7 +103,7 @@ const byKeys = () => {
 };
 function byPointer(event) {
   const box = at("screen").getBoundingClientRect();
-  const along = (place, start, size) => { const x = (place - start) / size - 0.5; return Math.abs(x) > 0.17 ? x : 0; };
+  const along = (point, start, size) => { const x = (point - start) / size - 0.5; return Math.abs(x) > 0.17 ? x : 0; };
   steer(towards(along(event.clientX, box.left, box.width), along(event.clientY, box.top, box.height)));
 }
 

@@ -1,6 +1,6 @@
 """The server of `fastcar play`: a session that the page steers.
 
-`serve` decodes frames while a page asks for the newest one; a slow page misses frames, and several share a session.
+`serve` decodes frames while a page requests the newest one; a slow page skips frames, and several share a session.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.pipeline.session import PlaySession
 from fastcar_cli.sweep.report.build import asset, page
 
-AWAY = 3.0  # seconds without a question after which no page is open: the session waits, and is saved
-ANSWER = 1.0  # seconds after which a page gets the frame that it has, so that it knows that the server is there
+AWAY = 3.0  # seconds without a request after which the session is saved and waits, because no page is open
+ANSWER = 1.0  # seconds after which a page gets an answer without a new frame, and so knows that the server runs
 ORDERS = ("pause", "play", "step", "reset", "change")
 
 
@@ -38,13 +38,13 @@ def png(image: Any) -> str:
 
 
 class Player(LocalServer):
-    """The page of a session. `session` is the one that is played, `fps` frames are shown a second."""
+    """The server of a session's page. `session`: the current session; `fps`: frames to show per second."""
 
     def __init__(self, session: PlaySession, fps: int, port: int = 0) -> None:
         super().__init__(_PlayHandler, port)
         self.session, self.fps, self.paused = session, fps, False
         self._action: list[float] = [*session.steered.rest]
-        # The last key of a page and when it came, until a frame has followed it.
+        # The last key of a page and its time, until the next frame is decoded.
         self._key: tuple[str, float] | None = None
         self._waits: list[float] = []
         self._orders: queue.Queue[tuple[dict[str, Any], Future[None]]] = queue.Queue()
@@ -53,23 +53,23 @@ class Player(LocalServer):
         self._show({})
 
     def serve(self) -> None:
-        """As its base; the session is saved."""
+        """Like the base class; saves the session at the end."""
         try:
             super().serve()
         finally:
             self.session.save()
 
     def report(self) -> dict[str, Any]:
-        """That of the session, and the seconds from a key to its frame."""
+        """The session's report, with the seconds from a key to its frame."""
         p50, p99 = np.percentile(self._waits, [50, 99]).tolist() if self._waits else (None, None)
         return self.session.report() | {"key_to_frame": {"p50": p50, "p99": p99}}
 
     def turn(self) -> None:
-        """One frame, or what is to be done before its time: orders, the next frame ahead, or waiting."""
+        """Decode one frame or, until it is due, obey orders, decode the next frame ahead, or wait."""
         while not self._orders.empty():
             self._obey(*self._orders.get())
         now, asked, key = time.monotonic(), self._asked, self._key
-        # A key brings the next frame forward, to half a frame's time after the last one at the earliest.
+        # After a key the next frame is due sooner, at the earliest half a frame interval after the last one.
         due = self._due - (0.0 if key is None else 0.5 / self.fps)
         if now - asked > AWAY or (self.paused and not self._one):
             if now - asked > AWAY:
@@ -99,7 +99,7 @@ class Player(LocalServer):
         self._show({"hit": info["hit"], "map": replayed, "key": None if key is None else key[0]})
 
     def _show(self, more: dict[str, Any]) -> None:
-        """Let the pages have the newest frame and the numbers."""
+        """Publish the newest frame and the statistics to the pages."""
         session, times = self.session, self._times
         settings = session.pipe.config
         line = {
@@ -128,7 +128,7 @@ class Player(LocalServer):
             done.set_exception(e)
 
     def newest(self, after: Any) -> dict[str, Any]:
-        """The newest line; waits a moment for another one than the page has. `png` is only in a new one."""
+        """The newest line; waits up to `ANSWER` seconds for one that the page does not have. Only that has a `png`."""
         with self._changed:
             self._asked = time.monotonic()
             self._changed.notify_all()
@@ -138,7 +138,7 @@ class Player(LocalServer):
         return {name: line[name] for name in line if name != "png"} if line["number"] == after else line
 
     def take(self, form: dict[str, Any]) -> None:
-        """Take an action, or do as a page orders. Raises RequestError."""
+        """Accept an action or an order from a page. Raises RequestError."""
         if "action" in form:
             self.session.world.checked(form["action"])
             with self._changed:

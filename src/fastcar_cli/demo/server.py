@@ -43,7 +43,7 @@ class Maker:
 
     def __call__(self, form: dict[str, str], on_step: Callable[[int, int], None]) -> tuple[dict[str, Any], bytes]:
         """The results of a sweep with this one video, for the player, and the video as MP4. `form` has prompt, model,
-        tau, draft and seed as text, an empty seed for any. Raises RequestError and RunError.
+        tau, draft and seed as text; an empty seed selects a random one. Raises RequestError and RunError.
         """
         prompt, name = form.get("prompt", "").strip(), form.get("model", "")
         if name not in (offered := models()):
@@ -58,7 +58,7 @@ class Maker:
         flags = {"replay.tau": form.get("tau", "off"), "draft.kind": form.get("draft", "auto"), "video.scale": scale}
         run = load_config(flags={"model": name, **flags})
         if self._pipe is None or self._pipe.config.model != name:
-            self._pipe = None  # before the next one needs memory
+            self._pipe = None  # frees its memory before the next model is loaded
             self._pipe = VideoPipeline.from_config(run)
         pipe = self._pipe.with_config(run)
         notes = pipe.notices([prompt])
@@ -104,7 +104,7 @@ class _Job:
 
 
 class Server(LocalServer):
-    """The page of `fastcar demo`: see `LocalServer`."""
+    """The server of the page of `fastcar demo`: see `LocalServer`."""
 
     def __init__(self, make: Make, port: int = 0) -> None:
         super().__init__(_Handler, port)
