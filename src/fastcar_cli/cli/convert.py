@@ -69,8 +69,8 @@ def convert(
         def on_progress(what: str, done: int, total: int) -> None:
             if what not in shown:
                 bars.close()  # One display at a time.
-                things = "videos" if what.startswith("sampling") else "bytes"
-                shown[what] = reported(bars.enter_context(progress(terminal, things)))
+                unit = "videos" if what.startswith("sampling") else "bytes"
+                shown[what] = reported(bars.enter_context(progress(terminal, unit)))
             shown[what](what, done, total)
 
         result = conversion.run(on_progress)

@@ -26,7 +26,7 @@ def models(as_json: Json = False) -> None:
         typer.echo(json.dumps({"models": rows}))
         return
     shown = columns("", "model", "size", "takes", "makes", "from", left=5)
-    shown.columns[0].no_wrap = True  # Names can be copied.
+    shown.columns[0].no_wrap = True  # so that names can be copied
     for row in rows:
         n = row["parameters"]
         size = f"{n / 1e9:.1f} B" if n >= 1e9 else f"{n / 1e6:.{n < 1e7:d}f} M"

@@ -60,7 +60,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 
 class Options:
-    """Options of a command; an attribute is what a parameter is in typer's functions."""
+    """Options of a command; an attribute corresponds to a parameter of a typer function."""
 
     def __init__(self, **values: Any) -> None:
         vars(self).update(values)

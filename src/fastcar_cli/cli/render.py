@@ -101,10 +101,8 @@ def note(target: Console, text: str, label: str = "note") -> None:
 class _Bar(bars.Progress):
     """A progress bar in a terminal; elsewhere one plain line per minute."""
 
-    def __init__(
-        self, target: Console, things: str, above: RenderableType | None, *columns: bars.ProgressColumn
-    ) -> None:
-        self._things, self._above = things, above
+    def __init__(self, target: Console, unit: str, above: RenderableType | None, *columns: bars.ProgressColumn) -> None:
+        self._unit, self._above = unit, above
         super().__init__(*columns, console=target, transient=True, disable=not target.is_terminal)
         self._last = self.get_time()
 
@@ -112,7 +110,7 @@ class _Bar(bars.Progress):
         return [*([] if self._above is None else [self._above]), *super().get_renderables()]
 
     def add_task(self, description: str, *args: Any, **options: Any) -> bars.TaskID:
-        return super().add_task(description, *args, **{"things": self._things, **options})
+        return super().add_task(description, *args, **{"unit": self._unit, **options})
 
     def update(self, task_id: bars.TaskID, **changes: Any) -> None:
         super().update(task_id, **changes)
@@ -127,23 +125,23 @@ class _Bar(bars.Progress):
         self._last = self.get_time()
         task = self._tasks[task_id]
         line = f"{task.description}: {task.percentage:.0f} %"
-        if task.fields["things"] == "%":
+        if task.fields["unit"] == "%":
             line += f", {(task.elapsed or 0) / 60:.0f} min"
         elif task.total:
-            line += f" of {task.total:,.0f} {task.fields['things']}, {(task.elapsed or 0) / 60:.0f} min"
+            line += f" of {task.total:,.0f} {task.fields['unit']}, {(task.elapsed or 0) / 60:.0f} min"
         if task.total and 0 < task.completed < task.total:
             left = (task.elapsed or 0) * (task.total / task.completed - 1)
             line += f", about {left / 60:.0f} min left"
         self.console.print(line, soft_wrap=True, highlight=False)
 
 
-def progress(target: Console, things: str = "frames", above: RenderableType | None = None) -> bars.Progress:
+def progress(target: Console, unit: str = "frames", above: RenderableType | None = None) -> bars.Progress:
     """A progress bar in frames, bytes or other units, with the remaining time and a renderable above it."""
     words = partial(bars.TextColumn, markup=False)
-    done = (bars.MofNCompleteColumn(), words("{task.fields[things]}"), bars.TimeElapsedColumn())
+    done = (bars.MofNCompleteColumn(), words("{task.fields[unit]}"), bars.TimeElapsedColumn())
     by_byte = (bars.DownloadColumn(binary_units=True), bars.TransferSpeedColumn())
-    left = (*(by_byte if things == "bytes" else done), words("left"), bars.TimeRemainingColumn())
-    return _Bar(target, things, above, words("{task.description}"), bars.BarColumn(), *left)
+    left = (*(by_byte if unit == "bytes" else done), words("left"), bars.TimeRemainingColumn())
+    return _Bar(target, unit, above, words("{task.description}"), bars.BarColumn(), *left)
 
 
 def reported(bar: bars.Progress, *, in_percent: bool = False) -> Callable[[str, int, int], None]:
@@ -152,7 +150,7 @@ def reported(bar: bars.Progress, *, in_percent: bool = False) -> Callable[[str, 
 
     def on_progress(part: str, done: int, total: int) -> None:
         if part not in tasks:
-            tasks[part] = bar.add_task(part, total=100, things="%") if in_percent else bar.add_task(part, total=total)
+            tasks[part] = bar.add_task(part, total=100, unit="%") if in_percent else bar.add_task(part, total=total)
         bar.update(tasks[part], completed=100 * done // total if in_percent else min(done, total))
         if in_percent and done >= total:
             bar.remove_task(tasks.pop(part))
@@ -206,7 +204,7 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
         table.add_row("context", f"rolled {report['rolls']} time{'s' * (report['rolls'] > 1)}")
     table.add_row("seed", str(report["seed"]))
     if report["reading"]["drawn"]:
-        table.add_row("left open", f"{', '.join(report['reading']['drawn'])} (drawn from the seed)")
+        table.add_row("left open", f"{', '.join(report['reading']['drawn'])} (chosen by the seed)")
     tau = "off" if report["tau"] is None else report["tau"]
     if replay["target"] is not None:
         last = sorted({f"{t:.3g}" for t in replay["taus"] if t is not None}, key=float) or ["none yet"]

@@ -50,7 +50,7 @@ def setting(
 
 
 class GenerationKeys(Section):
-    """What to make."""
+    """The videos to make."""
 
     frames: int | None = setting(None, "number of frames, context frames included", by_model=True, common=True, ge=1)
     context: int | None = setting(None, "number of context frames from the input: 1 or 9", by_model=True, ge=1)

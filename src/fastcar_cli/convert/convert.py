@@ -36,7 +36,7 @@ from fastcar_cli.weights.tensors import Weights, write_safetensors
 _LOCK, _PLAIN, _CODES, _STATES = ".lock", ".plain", ".codes", ".states"
 _MARGIN = 2**20  # upper bound for the bytes of a folder besides weights
 _NARROW = 1024
-"""Narrower depth transformers stay in int8 in int4 models: they are small and lose most (VILA-U's width is 2560)."""
+"""Narrower depth transformers stay in int8 in int4 models: they are small and lose most accuracy (VILA-U's: 2560)."""
 _RESUME = "finished shards are saved; the same command resumes"
 
 Progress = Callable[[str, int, int], None]
@@ -207,7 +207,7 @@ class Conversion:
         return self._source.read(name, self._shapes[name])
 
     def _stored(self, shard: str, walk: Walk | None) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
-        """Names of a shard's parameters, and the stored tensors of each."""
+        """Yield the name and the stored tensors of each parameter of a shard."""
         rounded: set[str] = set()
         if walk is not None:
             for name, stored in walk.round(self._shards[shard]):

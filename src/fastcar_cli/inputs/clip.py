@@ -56,8 +56,8 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """A part of an input. `clip`: float32 frames of the model's size, actions, and the file's name; `indices`: of its
-    frames in the input, from 0; `source_size`: height and width before resizing.
+    """A part of an input. `clip`: float32 frames of the model's size, actions, and the file's name; `indices`: the
+    indices of these frames in the input, from 0; `source_size`: height and width before resizing.
     """
 
     clip: Clip

@@ -87,7 +87,7 @@ class TokenisedClip(_Input):
     text: NDArray[np.float32] | None = None
 
 
-Prompt = str | Clip | TokenisedClip  # a text, or the frames and actions for a model to continue
+Prompt = str | Clip | TokenisedClip  # text, or frames and actions for a model to continue
 
 
 def text_of(prompt: Prompt, model: str = "the model") -> str:

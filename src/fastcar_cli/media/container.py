@@ -148,7 +148,7 @@ def _decoded(container: Any, stream: Any) -> Iterator[Any]:
 
 
 def _as_shown(frame: Any, aspect: Any, path: Path) -> Image8:
-    """A frame with square pixels in sRGB, with the display matrix applied, and on the background."""
+    """A frame as players show it: square pixels, sRGB, turned by the display matrix, opaque on the background."""
     import av
 
     if frame.interlaced_frame:

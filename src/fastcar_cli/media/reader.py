@@ -29,7 +29,7 @@ IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".p
 """Suffixes of the images in a folder; other files are ignored."""
 
 _FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "ICO", "AVIF", "HEIF")
-"""Formats that Pillow reads, by its names; without PostScript, which runs another program. FFmpeg reads the others."""
+"""Formats to read with Pillow, by its names; not PostScript, for which it runs another program. FFmpeg reads others."""
 
 _MOVING = ("PNG", "WEBP", "GIF", "AVIF")
 """Pillow's names of formats whose further images are frames (in a JPEG they are previews, in HEIF parts)."""

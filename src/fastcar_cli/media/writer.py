@@ -225,7 +225,7 @@ class _Mp4Writer(_FileWriter):
 
 
 class _GifWriter(_FileWriter):
-    """Writes a GIF with one palette, by parts of Pillow, because Pillow's `save` merges equal frames into one."""
+    """Writes a GIF with one palette, block by block, because Pillow's `save` merges equal frames into one."""
 
     def _open(self) -> None:
         super()._open()

@@ -238,7 +238,7 @@ class VideoPipeline:
         """
         prompts = [prompt] if isinstance(prompt, str) else prompt
         if not isinstance(prompts, (list, tuple)):
-            raise RequestError(f"the prompt is of type {type(prompt).__name__}", allowed="a text, or a list")
+            raise RequestError(f"the prompt is of type {type(prompt).__name__}", allowed="a string or a list")
         seed = self.config.generation.seed if seed is None else seed
         drawn = secrets.randbelow(2**31) if seed is None else seed
         first = operator.index(drawn) if isinstance(drawn, SupportsIndex) else -1

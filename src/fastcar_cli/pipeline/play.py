@@ -88,7 +88,7 @@ class World:
             assert shown is not None
             self.context = self._network.to_bytes(shown)[0].cpu().numpy()
 
-    def _drawn(self, codes: Tensor) -> NDArray[np.uint8]:
+    def _rendered(self, codes: Tensor) -> NDArray[np.uint8]:
         return self._network.to_bytes(self._decoder.frame(codes[None])).cpu().numpy()[0]
 
     def _tables(self, ids: list[int], last: Sequence[Tensor] = ()) -> Decode:
@@ -196,7 +196,7 @@ class World:
                 self._run(wanted)
             size, frame = decode.frame, self._frame - self._base
             codes = decode.codes[0, frame * size : (frame + 1) * size]
-            image = self._drawn(codes)
+            image = self._rendered(codes)
         self._codes.append(codes.clone())
         self.actions.append(wanted)
         self._frame, self.hits = self._frame + 1, self.hits + hit
@@ -225,6 +225,6 @@ class World:
     def video(self, identity: Identity) -> Video:
         """The frames so far, with their recipe."""
         with torch_defaults(), torch.inference_mode():
-            frames = np.stack([*self.context, *map(self._drawn, self._codes)])
+            frames = np.stack([*self.context, *map(self._rendered, self._codes)])
         report = {"seed": self.seed, "frames": len(frames), "hits": self.hits}
         return Video(frames, given(self._resolved.video.fps), report, self.recipe(identity))

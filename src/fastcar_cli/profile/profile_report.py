@@ -259,7 +259,7 @@ def _run(pipe: VideoPipeline, prompt: str, seed: int, watch: Any = None) -> Deco
 
 
 def profile_decode(pipe: VideoPipeline, prompt: str, seed: int) -> dict[str, Any]:
-    """Decode dense (TAS, similarity, time) and at the first number of tau (replay, time), both one token per pass."""
+    """Decode dense (TAS, similarity, time) and with tau (replay, time), both with one token per pass."""
     rule = pipe.settings.rule
     dense = ReplayRule(tas_definition=rule.tas_definition)
     similarity = _Similarity(pipe.layers, pipe.tokens_per_frame)

@@ -45,7 +45,7 @@ class Cell:
 
     @property
     def reference(self) -> Cell:
-        """The dense cell that this one is compared with, itself if it is dense; all gates and scores share one."""
+        """The dense cell to compare this one with (itself if dense); all gates and scores share it."""
         return replace(self, tau=None, ratio=None, gate="row", score=DEFAULT, draft=OFF)
 
     @property
@@ -69,7 +69,7 @@ class Cell:
         return "-".join([slug, f"s{self.seed}", *parts, self.backend, digest])
 
     def to_dict(self) -> dict[str, Any]:
-        """Its parameters for JSON; tau -inf is the string "-inf"."""
+        """The parameters for JSON; tau -inf is the string "-inf"."""
         return asdict(self) | {"tau": Tau.read(self.tau).plain()}
 
     @classmethod

@@ -40,8 +40,8 @@ def build(store: Store, pipe: VideoPipeline, config: dict[str, Any], metrics: Se
         cell = Cell.from_dict(document)
         values = {"prompts": cell.prompt, "seeds": cell.seed, **vars(cell)}
         group, rest = ("prompts", "seeds", "window", "backend"), ("draft", "score", "gate", "tau", "ratio")
-        place = {axis: ranks[axis].get(values[axis], -1) for axis in (*group, *rest)}
-        return [*(place[axis] for axis in group), not cell.dense, *(place[axis] for axis in rest)]
+        rank = {axis: ranks[axis].get(values[axis], -1) for axis in (*group, *rest)}
+        return [*(rank[axis] for axis in group), not cell.dense, *(rank[axis] for axis in rest)]
 
     cells = cells_of(sorted(store.cells.values(), key=order))
     summary = summarise(cells, metrics)
@@ -62,7 +62,7 @@ def build(store: Store, pipe: VideoPipeline, config: dict[str, Any], metrics: Se
 
 
 def cells_of(documents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Cells of results from the documents of a store, with speed against the dense ones among them."""
+    """Cells of results from the documents of a store, with speedups over the dense cells among them."""
     # Times of two executors can't be compared.
     medians = {(d["id"], d["kernels"]): statistics.median(r["decode_s"] for r in d["runs"]) for d in documents}
     digests = {d["id"]: d["digest"] for d in documents}

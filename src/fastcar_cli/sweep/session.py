@@ -136,7 +136,7 @@ class Session:
 
     @contextlib.contextmanager
     def opened(self, folder: Path) -> Iterator[Store]:
-        """The store of a folder, locked, claimed for this configuration and read. Raises RequestError."""
+        """Lock a folder, claim it for this configuration and read it; yields its store. Raises RequestError."""
         store, shard = Store.make(folder), self.request.shard
         with lock_folder(folder, None if shard is None else parse_shard(shard)):
             store.claim(self.fingerprint(), self.grid)

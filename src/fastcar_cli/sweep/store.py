@@ -34,7 +34,7 @@ LOCK = ".lock"
 
 @dataclass(frozen=True)
 class Finding:
-    """One timed decode of a cell. The first one has its video and the `document` and `arrays` for its files."""
+    """One timed decode of a cell; the cell's first one also has the video, and the `document` and `arrays` to save."""
 
     cell: Cell
     run: dict[str, float]

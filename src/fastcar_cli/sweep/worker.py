@@ -65,7 +65,7 @@ class Worker:
         return partial(Worker, self.config, scorer, self.judge is not None, self.record, self.clips)
 
     def inputs(self, cell: Cell) -> tuple[list[Prompt], list[int]]:
-        """A cell's prompt, a clip of that name or the text itself, and its seed."""
+        """A cell's prompt (the clip of that name, or the text itself) and its seed."""
         return [self.clips.get(cell.prompt, cell.prompt)], [cell.seed]
 
     def pipe(self, cell: Cell) -> VideoPipeline:
