@@ -37,7 +37,7 @@ _IDENTIFYING = (".safetensors", ".bin", ".json", ".model")
 
 def loading_format(name: str, floats: torch.dtype = torch.float32, depth: str | None = None) -> WeightFormat:
     """The format of a model loaded from floats, one of `LOADABLE`. With int8, `floats` is the dtype of all other parts,
-    and `depth` the format of the layers that draw codes.
+    and `depth` the format of the layers that sample codes.
     """
     if name == "int8":
         return WeightFormat(name, floats, blocks="int8", depth=depth)
@@ -81,7 +81,7 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class Identity:
-    """Identity of the weights: a digest of the files, and the commit of those from the hub."""
+    """Identity of the weights: a digest of the files, and their commit on the hub."""
 
     weights: str
     commit: str | None
@@ -101,7 +101,7 @@ def ready(network: NetworkT, device: torch.device) -> NetworkT:
 
 @contextlib.contextmanager
 def _foreign(folder: Path) -> Iterator[None]:
-    """Refuse files that make Python or torch raise: impossible sizes, parts that don't fit."""
+    """Turn what foreign files make Python or torch raise (impossible sizes, parts that don't fit) into RequestError."""
     require_proc()
     try:
         yield
@@ -117,9 +117,9 @@ def _foreign(folder: Path) -> Iterator[None]:
 class Checkpoint(ABC):
     """A folder that holds a model, of one format. Its files are read on first use, each config once.
 
-    `folder` is where it is; of a published checkpoint, which has no files here, its name. `name` is the one of the
-    package or the hub that it was opened by, None of a path. `config` is the content of config.json, None where it
-    can't be read. `tokenizer` is the folder of a tokenizer that the user names, of formats that have one `APART`.
+    `folder` is its path, or the name of a published checkpoint without files here. `name` is the bundled or hub name
+    that it was opened by, None for a path. `config` is the content of config.json, None if it can't be read.
+    `tokenizer` is a tokenizer folder given by the user, for formats whose tokenizer is `APART`.
     """
 
     SPEC: ClassVar[type[Spec]]
@@ -185,7 +185,7 @@ class Checkpoint(ABC):
 
     @cached_property
     def identity(self) -> Identity:
-        """Which weights these are. Raises RequestError where a file can't be read.
+        """The identity of the weights. Raises RequestError if a file can't be read.
 
         The digest is over the configurations and, of each weights file, its size and up to 256 evenly spread blocks of
         4 KiB: it distinguishes trainings, formats and conversions, and does not protect against forgery.
@@ -218,9 +218,9 @@ class Checkpoint(ABC):
         progress: Progress | None = None,
         size: tuple[int, int] | None = None,
     ) -> LoadedModel:
-        """The model in one of its formats; auto is float32, or the only format there is.
+        """Load the model in one of its formats; auto is float32, or the only format there is.
 
-        `progress` gets the bytes read so far of a large checkpoint; `size` is what `Spec.sized` takes. Raises
+        `progress` gets the bytes read so far of a large checkpoint; `size`: see `Spec.sized`. Raises
         RequestError for another dtype or size, and for missing or damaged files.
         """
         where = torch.device(device)
@@ -252,7 +252,7 @@ class Checkpoint(ABC):
 
 
 class Released(Checkpoint):
-    """A checkpoint as the authors of a model release it."""
+    """A checkpoint in the format of the model's authors."""
 
     DEFAULTS: ClassVar[GenerationDefaults]  # of the released inference code
     PATTERNS: ClassVar[Sequence[str]]  # files of a repository on the hub that a model needs
@@ -270,7 +270,7 @@ class Released(Checkpoint):
 
     @staticmethod
     def reader_of(network: Network, folder: Path) -> PromptReader:
-        """The tokenizer of such a network, here for clips; a text tokenizer's files are in `folder`."""
+        """The tokenizer of such a network; by default it reads clips. A text tokenizer's files are in `folder`."""
         assert isinstance(network, FramesNetwork)
         return ClipReader(network)
 

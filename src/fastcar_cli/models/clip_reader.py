@@ -16,9 +16,9 @@ from fastcar_cli.models.network import FramesNetwork
 
 
 class ClipReader:
-    """Reads clips for a network, as a text tokenizer reads texts.
+    """Reads clips for a network, like a text tokenizer reads texts.
 
-    familiar: PSNR in dB with which frames like those of its training come back from its tokenizer; None: not known.
+    familiar: minimum PSNR in dB of the tokenizer's reconstruction of frames like the training's; None: unknown.
     """
 
     familiar: float | None = None
@@ -29,7 +29,7 @@ class ClipReader:
         self._encoded: WeakKeyDictionary[Clip, tuple[int, ...]] = WeakKeyDictionary()
 
     def _checked(self, prompt: Prompt) -> Clip | TokenisedClip:
-        """The prompt. Raises RequestError for a text alone, and for frames, ids, actions or texts that don't fit."""
+        """Check the prompt. Raises RequestError for text, and for frames, ids, actions or embeddings that don't fit."""
         spec, model = self._network.spec, f"the model {self._network.spec.name!r}"
         if isinstance(prompt, str):
             counts = " or ".join(map(str, spec.contexts)) or f"at least {spec.layout.context}"
@@ -47,7 +47,7 @@ class ClipReader:
             most = [spec.decoder.vocab if t < (layout.prefix or 0) else spec.codes for t in range(len(prompt.ids))]
             if len(prompt.ids) not in lengths or not all(0 <= i < n for i, n in zip(prompt.ids, most, strict=True)):
                 needed = f"{' or '.join(map(str, lengths))} ids from 0 to {spec.codes - 1}"
-                raise RequestError(f"{prompt.name}: the ids do not fit {model}, needed: {needed}")
+                raise RequestError(f"{prompt.name}: the ids do not fit {model}, expected {needed}")
             return
         count, *size, _ = prompt.frames.shape
         if tuple(size) != spec.frame_spec.size:
@@ -76,7 +76,7 @@ class ClipReader:
 
     @torch.inference_mode()
     def _ids(self, clip: Clip, frames: int | None, on_progress: OnProgress | None = None) -> tuple[int, ...]:
-        """Ids of the first frames of a clip; None: of all. Frames in floats are not rounded to bytes before."""
+        """Ids of the first `frames` frames of a clip; None: of all. Float frames are not rounded to bytes."""
         device = self._network.device
         pixels = torch.from_numpy(np.ascontiguousarray(clip.frames[:frames])).to(device)
         actions = None if clip.actions is None else torch.from_numpy(clip.actions).to(device)[None]
@@ -93,7 +93,7 @@ class ClipReader:
         return Reading(self._encoded[clip], (), ())
 
     def read_all(self, clip: Clip) -> list[int]:
-        """Ids of the frames after those that a prompt holds. Raises as `read` does."""
+        """Ids of the frames after those that a prompt holds. Raises like `read`."""
         self._checked(clip)
         return [*self._ids(clip, None)][self._network.spec.layout.prompt :]
 
@@ -106,7 +106,7 @@ class ClipReader:
         raise RequestError(f"the model {self._network.spec.name!r} has no guidance", key="cfg", allowed="1")
 
     def notices(self, prompt: Prompt, model: str) -> list[str]:
-        """A note if the first frame differs from the training frames, where those are known. Raises as `read` does."""
+        """A note if the first frame differs from the training frames, if those are known. Raises like `read`."""
         clip = self._checked(prompt)
         clipped = _clipped(clip, self._network.spec.steering.parts)
         if self.familiar is None or isinstance(clip, TokenisedClip):
@@ -121,15 +121,15 @@ class ClipReader:
         error = float((shown[0, 0].cpu() / 255 - given).square().mean())
         if error <= 10 ** (-self.familiar / 10):
             return []
-        back = f"comes back at {-10 * math.log10(error):.0f} dB, theirs at {self.familiar:.0f} or more"
+        back = f"{-10 * math.log10(error):.0f} dB, a training frame at {self.familiar:.0f} dB or more"
         unlike = f"{clip.name} is unlike the frames that the model {model!r} was trained on"
-        return [f"{unlike}, and what it draws will be too: the first frame {back}"]
+        return [f"{unlike}, so the video may be wrong: the tokenizer reconstructs its first frame at {back}"]
 
     def conditions(self, prompts: Sequence[Prompt], frames: int) -> Tensor | None:
-        """What videos of so many frames, context included, are given beside their prompts, float32; None: nothing.
+        """Conditions of videos of `frames` frames, context included, float32; None: there are none.
 
-        Actions are [P, frames, A], texts [P, words, width]. Raises RequestError for too few actions and for texts of
-        unequal length.
+        Actions are [P, frames, A], text embeddings [P, words, width]. Raises RequestError for too few actions and for
+        texts of different lengths.
         """
         clips = [self._checked(prompt) for prompt in prompts]
         if width := self._network.spec.conditions:
@@ -147,7 +147,7 @@ class ClipReader:
             return actions
         texts = [clip.text for clip in clips if clip.text is not None]
         if len(lengths := sorted({len(text) for text in texts})) > 1:
-            raise RequestError(f"text embeddings have {lengths} rows, needed: one length")
+            raise RequestError(f"text embeddings have {lengths} rows, expected one length")
         return torch.from_numpy(np.stack(texts)).float() if texts else None
 
 

@@ -40,7 +40,7 @@ def conv(width_in: int, width_out: int) -> nn.Conv2d:
 
 
 class ResnetBlock(nn.Module):
-    """norm, SiLU, conv 3x3, twice, plus the input, through 1x1 named `shortcut` where widths differ."""
+    """norm, SiLU, conv 3x3, twice, plus the input, through a 1x1 named `shortcut` if widths differ."""
 
     def __init__(self, width_in: int, width_out: int, groups: int, shortcut: str = "nin_shortcut") -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class ResnetBlock(nn.Module):
 
 
 WIDE = 128
-"""Channels from which on it pays to arrange convolutions for speed."""
+"""Number of channels from which on the rearranged convolutions are faster."""
 
 
 class Upsample(nn.Module):
@@ -71,7 +71,7 @@ class Upsample(nn.Module):
         """[B, C, H, W] -> [B, C, 2H, 2W]."""
         if x.shape[1] < WIDE:
             return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
-        # Under the kernel lie at most 2 x 2 different places, the same ones for every second output.
+        # The kernel covers at most 2 x 2 different inputs, the same ones for every second output.
         b, c, h, w = x.shape
         out = x.new_empty(b, 2 * h, 2 * w, c).permute(0, 3, 1, 2)
         for i, rows in enumerate(_halves(self.conv.weight, 2)):
@@ -81,6 +81,6 @@ class Upsample(nn.Module):
 
 
 def _halves(kernel: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """What three taps over copied places give at even and at odd outputs, as two taps over the places."""
+    """For even and odd outputs, the two taps over the inputs that equal three taps over doubled inputs."""
     first, middle, last = kernel.unbind(dim)
     return torch.stack([first, middle + last], dim), torch.stack([first + middle, last], dim)

@@ -1,7 +1,7 @@
 """LLaMA decoder blocks as plain modules, the backbone of every model here.
 
 Parameter names follow `transformers`' LlamaModel, so checkpoints load by name and the blocks can be compared with it.
-The caller of a block brings its attention over a cache and, for replay, what replaces its MLP.
+The caller of a block provides its attention over a cache and, for replay, a replacement of its MLP.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ MOST_RECENT = 256
 
 
 def recent(frame: int) -> int:
-    """Previous tokens whose keys and values stay in floats with an int8 cache: a frame, or the maximum."""
+    """Number of previous tokens whose keys and values stay floats in an int8 cache: a frame, or the maximum."""
     return min(frame, MOST_RECENT)
 
 
 @dataclass(frozen=True, config=WHOLE)
 class Axes:
-    """Places of tokens in frame, row and column: a prefix of `lead` tokens at the first place, then rasters of `grid`.
-    `grown_from` are the extents that the model first learned, whose frequencies YaRN stretches; empty: it does not.
+    """Positions of tokens as frame, row, column: a prefix of `lead` tokens at the first one, then rasters of `grid`.
+    `grown_from`: extents of the first training, for which YaRN stretches the frequencies; empty: no stretching.
     """
 
     grid: tuple[Size, Size]
@@ -43,17 +43,17 @@ class Axes:
 
     @staticmethod
     def pairs(head_dim: int) -> tuple[int, int, int]:
-        """Rotated pairs of a head that belong to frame, row and column."""
+        """Numbers of a head's rotated pairs for frame, row and column."""
         side = head_dim // 6
         return head_dim // 2 - 2 * side, side, side
 
     def frequencies(self, head_dim: int, theta: float) -> Tensor:
-        """Of each pair, float32 [head_dim / 2]: powers of theta by axis, stretched where the model has grown."""
+        """Frequency of each pair, float32 [head_dim / 2]: powers of theta by axis, stretched with `grown_from`."""
         parts = []
         for axis, pairs in enumerate(self.pairs(head_dim)):
             frequencies = theta ** -(torch.arange(pairs, dtype=torch.float32, device="cpu") / pairs)
             if self.grown_from:
-                # YaRN (arXiv 2309.00071): what turns at most once over the old extent is halved, 4 times stays.
+                # YaRN (arXiv 2309.00071): at most one turn over the old extent: halved; 4 or more: unchanged.
                 low, high = (2 * math.pi * turns / self.grown_from[axis] for turns in (1, 4))
                 share = ((frequencies - low) / (high - low)).clamp(0, 1)
                 frequencies = frequencies * ((1 - share) / 2 + share)
@@ -63,7 +63,7 @@ class Axes:
 
 @dataclass(frozen=True, config=WHOLE)
 class DecoderSpec:
-    """Sizes of the decoder. Raises ValueError where heads do not divide the width, or keys' heads the others."""
+    """Sizes of the decoder. Raises ValueError if heads do not divide the width, or KV heads the heads."""
 
     width: Size
     layers: Layers
@@ -76,11 +76,11 @@ class DecoderSpec:
     rope_factor: Factor = 1.0  # divides positions (linear rope scaling)
     max_positions: Size = 4096
     attention_bias: Flag = False
-    rope_periods: tuple[Factor, ...] = ()  # of each rotated pair of a head, in place of powers of `rope_theta`
+    rope_periods: tuple[Factor, ...] = ()  # of each rotated pair of a head, instead of powers of `rope_theta`
     head_width: Count = 0  # 0: width / heads
     head_norms: Flag = False  # of queries and keys, before rotation
     axes: Axes | None = None  # rotate pairs by frame, row and column
-    source: Count = 0  # width of what cross attention reads, 0 without
+    source: Count = 0  # width of what cross-attention reads, 0 without
 
     def __post_init__(self) -> None:
         uneven = not self.head_width and self.width % self.heads
@@ -170,7 +170,7 @@ class Rotary(nn.Module):
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = True) -> Tensor:
-    """Attention of q [rows, heads, S, d] over k, v [rows, kv_heads, S, d]; without a mask causal, or over all."""
+    """Attention of q [rows, heads, S, d] over k, v [rows, kv_heads, S, d]; without a mask `causal` or over all."""
     groups = q.shape[1] // k.shape[1]
     k, v = (a.repeat_interleave(groups, 1) for a in (k, v)) if groups > 1 else (k, v)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal and mask is None)
@@ -183,7 +183,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Absolute(nn.Module):
-    """Sines and cosines of frame, row and column, of d, h and h numbers, added to the input of every block."""
+    """Sines and cosines of frame, row and column, side by side, added to the input of every block."""
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class Absolute(nn.Module):
 
 
 class Attention(nn.Module):
-    """Projections of attention with grouped key/value heads, keys and values from vectors of `source` numbers."""
+    """Projections of attention with grouped KV heads; keys and values come from vectors of width `source`."""
 
     def __init__(self, spec: DecoderSpec, source: int | None = None) -> None:
         super().__init__()
@@ -219,12 +219,12 @@ class Attention(nn.Module):
         return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
 
     def query(self, x: Tensor) -> Tensor:
-        """[rows, S, width] to q [rows, heads, S, d], normed where the model does, before rotation."""
+        """[rows, S, width] to q [rows, heads, S, d], normed if the model does so, before rotation."""
         q = self._split(self.q_proj(x), self.heads)
         return q if self.q_norm is None else self.q_norm(q)
 
     def keys_values(self, x: Tensor) -> KV:
-        """[rows, S, source] to k and v, each [rows, kv_heads, S, d]; k normed where the model does, before rotation."""
+        """[rows, S, source] to k and v, each [rows, kv_heads, S, d]; k normed if the model does so, before rotation."""
         k, v = (self._split(linear(x), self.kv_heads) for linear in (self.k_proj, self.v_proj))
         return k if self.k_norm is None else self.k_norm(k), v
 
@@ -254,7 +254,7 @@ class MLP(nn.Module):
 
 KV = tuple[Tensor, Tensor]  # keys and values, each [rows, kv_heads, S, d]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""q [rows, heads, S, d] and k, v [rows, kv_heads, S, d] before rotation to the heads' outputs [rows, heads, S, d]."""
+"""Maps q [rows, heads, S, d] and k, v [rows, kv_heads, S, d] before rotation to head outputs [rows, heads, S, d]."""
 Branch = Callable[[Tensor], Tensor]  # the MLP branch's addition to the residual stream, both [rows, S, width]
 
 
@@ -300,7 +300,7 @@ class Decoder(nn.Module):
         self.absolute = Absolute(spec) if spec.source else None
 
     def cross_kv(self, source: Tensor) -> list[KV]:
-        """The cross-attention KV of each block, of vectors [rows, S, source]."""
+        """The cross-attention KV of each block, from vectors [rows, S, source]."""
         return [block.cross_attn.keys_values(source) for block in self.blocks if block.cross_attn is not None]
 
     @property

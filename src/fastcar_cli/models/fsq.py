@@ -1,6 +1,6 @@
 """Finite scalar quantisation (arXiv 2309.15505): each number of a latent is rounded to one of a few levels.
 
-An id counts the levels of all dimensions, the first one fastest.
+An id enumerates the levels of all dimensions, the first one fastest.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 def bounded(z: Tensor, levels: Sequence[int]) -> Tensor:
-    """Latents [..., D] as numbers that round to -(L // 2) .. (L - 1) // 2."""
+    """Map latents [..., D] to numbers that round to -(L // 2) .. (L - 1) // 2."""
     sizes = z.new_tensor(levels)
     half = (sizes - 1) * (1 + 1e-3) / 2
     offset = (sizes % 2 == 0) / z.new_tensor(2.0)
@@ -38,7 +38,7 @@ def codes_of(ids: Tensor, levels: Sequence[int]) -> Tensor:
 
 
 class FiniteScalars(nn.Module):
-    """Codes as `Codebook` has them, without parameters; ids are taken modulo their number."""
+    """Same interface as `Codebook`, without parameters; ids are taken modulo the number of codes."""
 
     def __init__(self, levels: Sequence[int]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The config.json of transformers' LlamaConfig, as its versions 4 and 5 write it, to a decoder's sizes."""
+"""Reads a decoder's sizes from the config.json of transformers' LlamaConfig, versions 4 and 5."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Rope(Foreign):
 
     @property
     def scale(self) -> float:
-        """What positions are divided by."""
+        """The divisor of positions."""
         return self.factor if self.kind == "linear" else 1.0
 
 

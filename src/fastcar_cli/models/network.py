@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 class Layout:
     """The order of a video's tokens in the sequence."""
 
-    stride: int  # N, tokens a frame; token 0 is the first after the prompt, t - N the one aligned with t
-    delimiters: tuple[int, ...] = ()  # places in a frame (t % N) of tokens that separate frames and are not codes
-    delimiter: int | None = None  # their id; None without, or where they are not all alike (`Network.given`)
-    delimiters_sampled: bool = False  # as codes are; the one of token 0 never is
+    stride: int  # N, tokens per frame; token 0 is the first after the prompt, t - N is aligned with t
+    delimiters: tuple[int, ...] = ()  # positions in a frame (t % N) of tokens that separate frames and are not codes
+    delimiter: int | None = None  # their id; None if there are none, or several ids (`Network.given`)
+    delimiters_sampled: bool = False  # whether they are sampled like codes; token 0 never is
     prefix: int | None = None  # tokens of a prompt before its frames; None: a prompt holds no frames
     context: int = 0  # frames of the video that a prompt holds; they are shown, not decoded
     prompt_frames: int = 0  # how many of these lie in the prompt as tokens, after the prefix
-    held: int | None = None  # the number of these tokens; None: N a frame
-    opening: int = 0  # tokens with which a frame begins that have no aligned token in a prompt
+    held: int | None = None  # the number of these tokens; None: N per frame
+    opening: int = 0  # number of first tokens of a frame that have no aligned token in a prompt
     rolls: bool = False  # whether longer videos roll the context by default, after `Spec.frames` at the latest
-    repeats: bool = False  # whether an input of one image stands for all context frames
-    guided: bool = True  # whether a video may have an unconditional row beside its conditional one
+    repeats: bool = False  # whether an input of one image serves as all context frames
+    guided: bool = True  # whether a video may have an unconditional row besides its conditional one
 
     @property
     def prompt(self) -> int | None:
@@ -54,7 +54,7 @@ class Layout:
 
     @property
     def together(self) -> int:
-        """Given tokens between the codes of two frames that one pass takes together."""
+        """Number of given tokens between the codes of two frames, which one pass takes together."""
         return 0 if self.delimiter is not None else len(self.delimiters)
 
     def aligned(self, prompt: int) -> int:
@@ -62,14 +62,14 @@ class Layout:
         return 0 if self.prefix is None else prompt - self.prefix
 
     def fixed(self, tokens: int) -> list[int | None]:
-        """By token, its given id; None for sampled tokens."""
+        """The given id of each token; None for sampled tokens."""
         given = (t % self.stride in self.delimiters and not (self.delimiters_sampled and t) for t in range(tokens))
         return [self.delimiter if is_given else None for is_given in given]
 
 
 class Steering(NamedTuple):
-    """An action that rests, what its numbers are (empty: not known), and the keys of a player: the number that each
-    sets, and what to; `words` describe them.
+    """How a video is steered: the action at rest, what its numbers mean (empty: unknown), and the keys of a player: the
+    number that each sets, and to which value; `words` describe the keys.
     """
 
     rest: tuple[float, ...]
@@ -80,11 +80,11 @@ class Steering(NamedTuple):
 
 @dataclass(frozen=True)
 class SamplingWeights:
-    """Weights that sampling the codes of a position reads."""
+    """Numbers of weights read to sample the codes of a position."""
 
-    transformer: int  # read by what comes before the heads
-    heads: int  # read for all depths together by the layers that give logits
-    stored: int  # all of them once
+    transformer: int  # read by the layers before the heads
+    heads: int  # read by the layers that give logits, for all depths together
+    stored: int  # all of them, each counted once
     projector: int = 0  # between code vectors and the decoder's input
 
 
@@ -92,18 +92,18 @@ class SamplingWeights:
 class FrameSpec:
     """The codes and sizes of frames."""
 
-    depth: int  # codes of a position
-    codes: int  # what each is one of
-    code_width: int  # of their vectors
-    grid: tuple[int, int]  # rows and columns of positions, delimiters left out
+    depth: int  # codes per position
+    codes: int  # number of different codes
+    code_width: int  # width of their vectors
+    grid: tuple[int, int]  # rows and columns of positions, without delimiters
     size: tuple[int, int]  # (height, width) in pixels
-    channels: int  # of the widest feature map of full size while pixels are decoded
-    per_latent: int = 1  # frames that a latent frame stands for; the first one for one
+    channels: int  # of the widest feature map of full size in the pixel decoder
+    per_latent: int = 1  # frames per latent frame; the first latent frame is one frame
 
 
 @checked_dataclass(frozen=True, config=WHOLE)
 class Spec(ABC):
-    """Everything that fixes the shapes of a model; `frames` are those it was trained on, context included."""
+    """Everything that fixes the shapes of a model; `frames`: frames of a training video, context included."""
 
     name: str
     frames: Size
@@ -117,7 +117,7 @@ class Spec(ABC):
 
     @property
     def tokens_per_frame(self) -> int:
-        """N, positions a frame, delimiters included."""
+        """N, positions per frame, delimiters included."""
         return self.layout.stride
 
     @property
@@ -132,7 +132,7 @@ class Spec(ABC):
 
     @property
     def contexts(self) -> tuple[int, ...]:
-        """Allowed numbers of context frames, the last of an input; empty: `Layout.context`, the first ones."""
+        """Allowed numbers of context frames, the last ones of an input; empty: its first `Layout.context` frames."""
         return ()
 
     @property
@@ -162,7 +162,7 @@ class Spec(ABC):
 
     @property
     def pixel_bytes(self) -> int:
-        """Bytes of a video's pixel decoder between and during frames; 0 if they are a few frames."""
+        """Bytes that a video's pixel decoder holds between and during frames; 0 if that is only a few frames."""
         return 0
 
     @property
@@ -193,7 +193,7 @@ class Spec(ABC):
 
     @property
     def longest(self) -> int:
-        """Maximum number of frames by the model's positions, context included."""
+        """Maximum number of frames that the model's positions allow, context included."""
         layout = self.layout
         if layout.rolls:
             return self.frames
@@ -227,17 +227,17 @@ class FrameDecoder(Protocol):
     """Decodes the frames of some videos from their codes."""
 
     def context(self) -> Tensor | None:
-        """The frames that prompts hold, float32 [P, C, H, W, 3] in 0..255, not rounded; None where they hold none."""
+        """The frames that prompts hold, float32 [P, C, H, W, 3] in 0..255, not rounded; None if they hold none."""
 
     def frame(self, codes: Tensor) -> Tensor:
         """A frame of every video from its codes int64 [P, N, depth], float32 [P, H, W, 3] in 0..255, not rounded.
-        Where a latent frame stands for several frames, [P, frames, H, W, 3]; latent frames come in their order.
+        If a latent frame stands for several frames, [P, frames, H, W, 3]; latent frames must come in order.
         """
 
 
 class Network(nn.Module, ABC):
     """The networks of a model, which the engine calls part by part.
-    `depth` draws the codes of a position one after another; without it a position has one code, of `lm_head`'s logits.
+    `depth` samples the codes of a position one after another; without it a position has one code, from `lm_head`.
     """
 
     spec: Spec
@@ -249,7 +249,7 @@ class Network(nn.Module, ABC):
     @property
     @abstractmethod
     def codebooks(self) -> Sequence[nn.Embedding]:
-        """Tables of the code vectors, one a depth; a table may have more rows than there are codes."""
+        """Tables of the code vectors, one per depth; a table may have more rows than there are codes."""
 
     def embed(self, codes: Tensor) -> Tensor:
         """Sum of the vectors of codes [..., depth]: [..., code_width]."""
@@ -260,24 +260,24 @@ class Network(nn.Module, ABC):
         return self.projector(latent)
 
     def added(self, tokens: int, prompts: Tensor, conditions: Tensor | None, begin: int = 0) -> Tensor | None:
-        """What is added to the inputs of so many tokens from `begin` on, [tokens, 1 or P, width]; None: nothing.
-        `prompts` are ids [P, L], `conditions` what a video is given beside its prompt. Learned vectors of positions
-        count from `begin`, the first position of a context that has rolled.
+        """Vectors added to the inputs of `tokens` tokens from `begin` on, [tokens, 1 or P, width]; None: nothing.
+        `prompts`: ids [P, L]; `conditions`: what videos get besides their prompts, such as actions. Learned vectors of
+        positions count from `begin`, the first position of a rolled context.
         """
         return None
 
     def given(self, tokens: int, conditions: Tensor | None, begin: int = 0) -> Tensor:
-        """Ids of so many tokens from `begin` on that are not drawn, int64 [1 or P, tokens], -1 where they are."""
+        """Given ids of `tokens` tokens from `begin` on, int64 [1 or P, tokens]; -1 for tokens that are sampled."""
         fixed = self.spec.layout.fixed(begin + tokens)[begin:]
         return torch.tensor([[-1 if code is None else code for code in fixed]], device=self.device)
 
     def rolled(self, seen: Tensor) -> Tensor:
-        """The prompts [P, L] that come after a context of these ids: its prefix and its last frames."""
+        """The prompts [P, L] of the context after one with these ids: its prefix and its last frames."""
         layout = self.spec.layout
         return torch.cat([seen[:, : layout.prefix], seen[:, -layout.prompt_tokens :]], 1)
 
     def logits(self, x: Tensor, d: int, past: Any) -> tuple[Tensor, Any]:
-        """Logits [B, codes] of depth d, and the `past` of the next depth; x is what `DepthTransformer.step` takes."""
+        """Logits [B, codes] of depth d, and the `past` of the next depth; x: see `DepthTransformer.step`."""
         if self.depth is not None:
             return self.depth.step(x, d, past)
         assert self.lm_head is not None
@@ -308,7 +308,7 @@ class Network(nn.Module, ABC):
         """The decoder of frames for videos with these prompts, ids [P, L]."""
 
     def play_decoder(self, prompts: Tensor) -> FrameDecoder:
-        """As `frame_decoder`, for a video that is steered while it is decoded."""
+        """Like `frame_decoder`, for a video that is steered while it is decoded."""
         return self.frame_decoder(prompts)
 
     def to_bytes(self, pixels: Tensor) -> Tensor:
@@ -366,8 +366,8 @@ class FramesNetwork(Network):
 
     @abstractmethod
     def encode(self, frames: Tensor, on_progress: OnProgress | None = None, actions: Tensor | None = None) -> Tensor:
-        """Ids int64 [P, L] of frames [P, S, H, W, 3], uint8 or float32 in 0..1: a prompt, and after it later frames.
-        Where ids stand for `actions` too, these are float32 [P, S - 1 or more, A].
+        """Ids int64 [P, L] of frames [P, S, H, W, 3], uint8 or float32 in 0..1: a prompt, then later frames.
+        If ids also stand for `actions`, these are float32 [P, S - 1 or more, A].
         """
 
     def pixels(self) -> Sequence[nn.Module]:
@@ -375,5 +375,5 @@ class FramesNetwork(Network):
         return (self.tokenizer,)
 
     def to_bytes(self, pixels: Tensor) -> Tensor:
-        """See `Network`: cut off, as the released codes do."""
+        """See `Network`: truncated, as in the released code."""
         return pixels.to(torch.uint8)

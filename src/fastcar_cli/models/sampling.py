@@ -13,14 +13,14 @@ class SamplingSettings:
 
     cfg: Setting = 3.0  # guidance scale; 1: none
     temperature: Setting = 1.0  # 0: the likeliest code
-    top_k: Count = 0  # 0: of all codes
-    top_p: Factor = 1.0  # 1: of all codes
-    top_p_strict: Flag = False  # a code is left out only where those before it hold more than top_p, not as much
+    top_k: Count = 0  # 0: all codes
+    top_p: Factor = 1.0  # 1: all codes
+    top_p_strict: Flag = False  # leave out a code only if those before it sum to more than top_p, not to exactly top_p
     first_frame_top_p: Factor | None = None  # in frame 0, where a rare code may begin an object
 
     @property
     def guided(self) -> bool:
-        """Whether every video has an unconditional row beside its conditional one."""
+        """Whether every video has an unconditional row besides its conditional one."""
         return self.cfg != 1.0
 
     def top_p_of(self, frame: int) -> float:

@@ -14,8 +14,8 @@ from fastcar_cli.weights.formats import FORMATS, Format, QuantisedLinear
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """What each part of a network (`Network.parts`) is stored as: int8, int4, or None for `floats`.
-    `name` is what people call the whole; `floats` the dtype of everything else and of activations and caches.
+    """The stored format of each part of a network (`Network.parts`): int8, int4, or None for `floats`.
+    `name` is the name of the whole format; `floats` is the dtype of everything else, also of activations and caches.
     """
 
     name: str
@@ -58,7 +58,7 @@ class NetworkFormat:
         return {name: numbers, scale_name(name): scale}
 
     def use(self) -> Network:
-        """The network, its linear layers replaced by those of this format, without weights.
+        """Replace the network's linear layers by those of this format, without weights; returns the network.
         Raises ValueError for a matrix whose inputs the format can't divide into groups.
         """
         for name, form in self._packed.items():

@@ -26,7 +26,7 @@ class BundledCheckpoint(Checkpoint):
 
     @classmethod
     def matches(cls, folder: Path, config: Any) -> bool:
-        """See `Checkpoint`; unknown folders are refused as damaged ones of this format."""
+        """See `Checkpoint`; an unknown folder counts as a damaged one of this format."""
         return True
 
     @property
@@ -55,11 +55,11 @@ class BundledCheckpoint(Checkpoint):
         if not file.is_file():
             raise RequestError(f"{self.folder} is not a model folder: it has no config.json")
         if not isinstance(data, dict):
-            raise RequestError(f"{file}: the top level is a {type(data).__name__}, needed: a mapping of keys")
+            raise RequestError(f"{file}: the top level is a {type(data).__name__}, expected a mapping of keys")
         if data.get("format") == FORMAT:
             if self.base is None:
                 return data
-            shared = read_json(self.base / "config.json", hint=f"{self.folder} shares what is in that folder")
+            shared = read_json(self.base / "config.json", hint=f"{self.folder} needs the files of that folder")
             if not isinstance(shared, dict) or "base" in shared:
                 raise wrong(file, "base", self.base.name, "a model folder that has no base itself")
             return shared | data
@@ -69,7 +69,7 @@ class BundledCheckpoint(Checkpoint):
         raise RequestError(f"{file}: key 'format' is {data.get('format')!r}, allowed: {FORMAT!r}")
 
     def files(self, name: str = "model.safetensors") -> tuple[Path, ...]:
-        """A file of this folder, then the base's. Raises RequestError as `base` does."""
+        """A file of this folder, then the base's. Raises RequestError like `base`."""
         return tuple(folder / name for folder in self.folders)
 
     @property

@@ -1,6 +1,6 @@
-"""A small decoder from code vectors to pixels: each position draws its patch from its own and its neighbours' codes.
+"""A small decoder from code vectors to pixels: each patch is rendered from its position's and its neighbours' codes.
 
-Nothing is computed over the whole frame, so what stands still keeps its pixels whatever happens elsewhere.
+No layer spans the whole frame, so still parts keep their pixels whatever happens elsewhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 class PatchDecoder(nn.Module):
     """Latents [B, z_channels, h, w] to an image [B, out_ch, h * scale, w * scale] in about -1..1.
-    A patch is a linear map of its latents plus what layers of these `widths` make of its 3 x 3 neighbourhood.
+    A patch is a linear map of its latents plus the output of layers of these `widths` for its 3 x 3 neighbourhood.
     """
 
     def __init__(self, *, widths: tuple[int, ...], scale: int, z_channels: int, out_ch: int) -> None:
@@ -26,11 +26,11 @@ class PatchDecoder(nn.Module):
         self.out = nn.Linear(widths[-1], out)
 
     def draw(self, near: Tensor) -> Tensor:
-        """Neighbourhoods [..., z_channels * 9], places last, to patches [..., scale * scale * out_ch], colours last."""
+        """Neighbourhoods [..., z_channels * 9], positions last, to patches [..., scale * scale * out_ch]."""
         return self._draw(near[..., 4::9], self.near(near))
 
     def draw_alone(self, z: Tensor) -> Tensor:
-        """As `draw`, for latents [..., z_channels] with zeros as neighbours."""
+        """Like `draw`, for latents [..., z_channels] with zeros as neighbours."""
         return self._draw(z, F.linear(z, self.near.weight[:, 4::9], self.near.bias))
 
     def _draw(self, z: Tensor, x: Tensor) -> Tensor:

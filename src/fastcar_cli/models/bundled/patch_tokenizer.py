@@ -1,8 +1,8 @@
-"""Frames to codes and back, one code for a patch: small networks that look at a patch and what lies around it.
+"""Frames to codes and back, one code per patch: small networks that see a patch and its surroundings.
 
-A code is plain ground, of which there are as many codes as different patches, or something on it, whose code is a
-number of several parts. The encoder gives numbers to each part, of which the largest counts. The decoder keeps the
-ground and says how much of it is seen at each pixel and what comes to it, from the codes around.
+A code is plain ground, with one code for each different patch of ground, or an object on it, whose code is a number of
+several parts. The encoder scores the values of each part and takes the best. The decoder stores the ground; from the
+codes around it computes how much of the ground is visible at each pixel, and the colours to add.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from fastcar_cli.models.ivideogpt.blocks import shown_pixels
 from fastcar_cli.system.plain_data import WHOLE, Size
 
-_UNLIKELY = -6.0  # what the encoder says of places without anything; where it says more, there may be something
-_TRIED, _ROUNDS = 8, 8  # places of a frame in which other codes are tried, and changes at most
+_UNLIKELY = -6.0  # the encoder's score of patches without an object; patches with a higher score may have one
+_TRIED, _ROUNDS = 8, 8  # patches of a frame for which other codes are tried, and maximum number of changes
 
 
 @dataclass(frozen=True, config=WHOLE)
 class PatchTokenizerSpec:
-    """Sizes: frames of `grid` x `grid` patches of `patch` pixels a side.
+    """Sizes: frames of `grid` x `grid` patches of `patch` x `patch` pixels.
 
     The first `plain` codes are ground, which repeats after `period` patches; the others are made of parts, which have
     `parts` values each, the last one varying fastest. `code_width` is the width of a code vector, `widths` are those of
@@ -41,12 +41,12 @@ class PatchTokenizerSpec:
 
     @property
     def places(self) -> int:
-        """Patches of a frame."""
+        """Number of patches of a frame."""
         return self.grid**2
 
     @property
     def codes(self) -> int:
-        """Codes in all."""
+        """Number of codes."""
         return self.plain + math.prod(self.parts)
 
     @property
@@ -68,7 +68,7 @@ class Around(nn.Module):
 
 
 class PatchEncoder(nn.Module):
-    """Patches to numbers: whether a code is of something on the ground, then by ground and by part."""
+    """Patches to scores: one for an object on the ground, then one per ground code and per value of each part."""
 
     def __init__(self, spec: PatchTokenizerSpec) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class PatchEncoder(nn.Module):
 
 
 class PatchPainter(nn.Module):
-    """Code vectors to what is seen of the ground at each pixel, and what comes to it."""
+    """Code vectors to the visible share of the ground at each pixel, and the colours added to it."""
 
     def __init__(self, spec: PatchTokenizerSpec) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class PatchPainter(nn.Module):
 
 
 class PatchTokenizer(nn.Module):
-    """Encoder, vectors and pixels of codes, and what draws them. All computes in float32."""
+    """Encoder, code vectors, pixels of the ground, and painter. All computation is in float32."""
 
     def __init__(self, spec: PatchTokenizerSpec) -> None:
         super().__init__()
@@ -115,15 +115,15 @@ class PatchTokenizer(nn.Module):
         self.ground = nn.Parameter(torch.empty(spec.plain, 3, spec.patch, spec.patch))
 
     def tokenize(self, frames: Tensor) -> Tensor:
-        """Codes int64 [B, S * places] of frames float32 [B, S, 3, H, W] in 0..1."""
+        """Codes int64 [B, S * patches] of frames float32 [B, S, 3, H, W] in 0..1."""
         flat = frames.flatten(0, 1)
         read = [self._read(*one) for one in zip(flat, self.encoder(flat), strict=True)]
         return torch.stack(read).view(len(frames), -1)
 
     def choices(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """What the encoder says [K, h, w] of a frame: of something in each place [places], and codes [places, C].
-        The codes are the likeliest ground, that of all places in the same phase together; the likeliest something; and
-        that with the second value of each part.
+        """From the encoder's scores [K, h, w] of a frame: scores of an object [patches], and candidates [patches, C].
+        Candidate codes are the likeliest ground, by all patches in the same phase together; the likeliest object; and
+        that object with the second-best value of one part.
         """
         spec = self.spec
         made, plain, *parts = numbers.flatten(1).T.split([1, spec.plain, *spec.parts], -1)
@@ -137,8 +137,8 @@ class PatchTokenizer(nn.Module):
         return made[:, 0], torch.cat([ground[None], spec.plain + number]).T
 
     def _read(self, frame: Tensor, numbers: Tensor) -> Tensor:
-        """Codes [places] of a frame [3, H, W]: those that the encoder says, changed while another one draws it better.
-        Other `choices` are tried in the places that most likely have something on them.
+        """Codes [patches] of a frame [3, H, W]: the encoder's, changed while that lowers the reconstruction error.
+        Other `choices` are tried for the patches that most likely have an object.
         """
         made, choices = self.choices(numbers)
         likely = made.topk(_TRIED)
@@ -155,7 +155,7 @@ class PatchTokenizer(nn.Module):
         return codes
 
     def under(self, codes: Tensor) -> Tensor:
-        """Codes [B, places] of the ground: under something that of the upper or lower border in the same phase."""
+        """Codes [B, patches] of the ground; under an object that of the upper or lower border in the same phase."""
         spec = self.spec
         rows = codes.unflatten(1, (spec.grid, spec.grid))
         phase = torch.arange(spec.grid, device=codes.device) % spec.period
@@ -164,10 +164,10 @@ class PatchTokenizer(nn.Module):
         return torch.where(rows < spec.plain, rows, border.clamp(max=spec.plain - 1)).flatten(1)
 
     def settled(self, frames: Tensor) -> Tensor:
-        """Codes [B, S, places] of frames in their order, with what is in the first one in all of them, each once.
+        """Codes [B, S, patches] of successive frames, changed so that each has exactly the objects of the first one.
 
-        Of several that are alike the nearest to where it was stays, what is missing stays where it was, and what else
-        there is becomes the ground of the first frame.
+        Of several equal objects the nearest to the last position stays, a missing object stays where it was, and other
+        objects become the ground of the first frame.
         """
         return torch.stack([self._settled(video) for video in frames])
 
@@ -188,7 +188,7 @@ class PatchTokenizer(nn.Module):
         return torch.tensor(made, device=video.device)
 
     def _things(self, codes: Sequence[int]) -> list[tuple[int, int, int]]:
-        """What is on the ground in a frame: its parts but the last two as one number, and its place right and down."""
+        """The objects in a frame: all parts but the last two as one number, and the position right and down."""
         (width, height), found = self.spec.parts[-2:], []
         for place, code in enumerate(codes):
             if code >= self.spec.plain:
@@ -198,13 +198,13 @@ class PatchTokenizer(nn.Module):
         return found
 
     def _code(self, look: int, x: int, y: int) -> tuple[int, int]:
-        """The inverse of `_things`: a place of the grid, and the code there."""
+        """The inverse of `_things`: a patch's index, and its code."""
         (width, height) = self.spec.parts[-2:]
         (column, right), (row, down) = divmod(x, width), divmod(y, height)
         return row * self.spec.grid + column, self.spec.plain + (look * width + right) * height + down
 
     def compose(self, codes: Tensor, vectors: Tensor) -> Tensor:
-        """Frames [B, 3, H, W] in about 0..1 of codes [B, places] with these vectors [B, places, code_width]."""
+        """Frames [B, 3, H, W] in about 0..1 of codes [B, patches] with these vectors [B, patches, code_width]."""
         spec = self.spec
         grid = (spec.grid, spec.grid)
         drawn = self.painter(vectors.transpose(1, 2).unflatten(2, grid))
@@ -212,6 +212,6 @@ class PatchTokenizer(nn.Module):
         return F.pixel_shuffle(ground, spec.patch) * drawn[:, :1] + drawn[:, 1:]
 
     def draw(self, codes: Tensor) -> Tensor:
-        """Frames float32 [..., H, W, 3] in 0..255 of codes [..., places]; of ids that are none those of the nearest."""
+        """Frames float32 [..., H, W, 3] in 0..255 of codes [..., patches]; ids that are not codes are clamped."""
         flat = codes.flatten(0, -2).clamp(0, self.spec.codes - 1)
         return shown_pixels(self.compose(flat, self.vectors[flat])).unflatten(0, codes.shape[:-1])

@@ -1,7 +1,7 @@
 """Embeds a prompt's placements into each visual token: the ground under the token's patch, and nearby objects.
 
-Placements say where each object begins and how it moves; `inputs/worlds/physics.py` computes where it is in a frame.
-An object's embedding has its looks and its offset from the patch; the decoder makes the patch's look of it.
+Placements say where each object starts and how it moves; `inputs/worlds/physics.py` computes its position in a frame.
+An object's embedding has its appearance and its offset from the patch; from it the decoder predicts the patch.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from fastcar_cli.models.decoder import table
 
 _FAR = 19  # maximum distance in steps of an object from the middle of a patch that it appears in
 GAIN = 4.0  # factor on the output, so that weights of ordinary size and learning rate are effective
-_AXES = 4  # numbers of a place: offset right and down of the object as seen, and of its shadow
+_AXES = 4  # numbers of a position: offset right and down of the object as seen, and of its shadow
 
 
 class Near(NamedTuple):
-    """What is near the visual tokens of some prompts, as rows of the tables of a `PlacementMap`; all int64."""
+    """The surroundings of visual tokens, as rows of the tables of a `PlacementMap`; all int64."""
 
-    tokens: Tensor  # [g] those that have a ground, counted over all prompts
+    tokens: Tensor  # [g] tokens that have a ground, counted over all prompts
     grounds: Tensor  # [g] its row
-    seen_by: Tensor  # [n] the token of each pair of a token and a thing near it
-    places: Tensor  # [n, 4] where the thing is
+    seen_by: Tensor  # [n] the token of each pair of a token and an object near it
+    places: Tensor  # [n, 4] the object's position
     poses: Tensor  # [n] its shape, size and turn
     looks: Tensor  # [n, 3] its color, material and light
 
@@ -52,7 +52,7 @@ class PlacementMap(nn.Module):
         self.thing = nn.Linear(spec.hidden, width, bias=False)
 
     def forward(self, ids: Tensor, drawn: Tensor) -> Tensor:
-        """Vectors [P, K, width] for prompts ids [P, L] and the tokens that are `drawn`, [P or 1, K], counted from 0."""
+        """Vectors [P, K, width] for prompts ids [P, L] and the tokens `drawn` [P or 1, K], counted from 0."""
         shape = len(ids), drawn.shape[1]
         return self.embed(self.near(ids, drawn.cpu()), shape[0] * shape[1]).view(*shape, -1)
 
@@ -72,19 +72,19 @@ class PlacementMap(nn.Module):
         return Near(*(torch.cat(part) for part in (*zip(*grounds, strict=True), *zip(*things, strict=True))))
 
     def embed(self, near: Near, tokens: int) -> Tensor:
-        """Vectors [tokens, width] of tokens; zeros where nothing is near. What is near token `tokens` is left out."""
+        """Vectors [tokens, width]; zeros if nothing is near. Entries of a token with index `tokens` are ignored."""
         weight = self.ground.weight
         near = near.to(weight.device)
         result = weight.new_zeros(tokens + 1, weight.shape[1]).index_add(0, near.tokens, self.ground(near.grounds))
         color, material, light = near.looks.unbind(1)
         joined = self.place(near.places).sum(1) + self.pose(near.poses) + self.light(light)
         joined = joined + self.color(color) + self.material(material)
-        # Under autocast the layer answers in bfloat16.
+        # Under autocast the layer returns bfloat16.
         return GAIN * result.index_add(0, near.seen_by, self.thing(F.gelu(joined)).to(result.dtype))[:tokens]
 
     def _seen(self, scenery: Scenery, drawn: Tensor) -> tuple[Tensor, list[list[Tensor]]]:
-        """Rows of the ground under each of a video's tokens [K], and for each thing: which tokens it is near [n], rows
-        of places [n, 4] and poses [n], and color, material and light [n, 3].
+        """Rows of the ground under each of a video's tokens [K], and for each object: the tokens that it is near [n],
+        rows of positions [n, 4] and poses [n], and color, material and light [n, 3].
         """
         rows, columns = self.grid
         frame, row, column = drawn // (rows * columns), drawn // columns % rows, drawn % columns

@@ -1,7 +1,7 @@
-"""Frames to frames, steered by actions: a LLaMA over the codes of 16 x 16 px patches, a frame after the other.
+"""Frames to frames, steered by actions: a LLaMA over the codes of 16 x 16 px patches, frame after frame.
 
-A prompt holds one frame or several, in the codes of all others. Every token has its place in the frame added, and the
-action that leads to the frame which it draws a code of.
+A prompt holds one or more frames, with the same codes as decoded frames. Each token's input has added vectors for its
+position in the frame, and for the action that leads to the frame whose code it predicts.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class PatchFrameDecoder:
 
 
 class Steered(FramesNetwork):
-    """Network that continues frames as actions say."""
+    """Network that continues frames by actions."""
 
     spec: SteeredSpec
     tokenizer: PatchTokenizer
@@ -75,8 +75,8 @@ class Steered(FramesNetwork):
         self.tokenizer = PatchTokenizer(spec.tokenizer)
 
     def added(self, tokens: int, prompts: Tensor, conditions: Tensor | None, begin: int = 0) -> Tensor:
-        """See `Network`: of token t its place, and the action that leads to the frame of token t + 1. `conditions` are
-        actions float32 [P, S, A], one a frame of the video; none is added in a context's first frame.
+        """See `Network`: for token t its position, and the action that leads to the frame of token t + 1. `conditions`:
+        actions float32 [P, S, A], one per frame of the video; none is added in a context's first frame.
         """
         n, like = len(self.places), self.places
         t = torch.arange(tokens, device=like.device)
@@ -94,7 +94,7 @@ class Steered(FramesNetwork):
         return self.tokenizer.tokenize(network_pixels(frames))
 
     def rolled(self, seen: Tensor) -> Tensor:
-        """See `Network`; what is in the first frame is put into those that a new context begins with."""
+        """See `Network`; the new context's frames get the objects of the first frame (`PatchTokenizer.settled`)."""
         frames = self.tokenizer.settled(seen.unflatten(1, (-1, len(self.places))))
         return frames[:, -self.spec.context :].flatten(1)
 

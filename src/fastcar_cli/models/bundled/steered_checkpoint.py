@@ -1,4 +1,4 @@
-"""Folders of models that continue frames as actions say: config.json and model.safetensors."""
+"""Folders of models that continue frames by actions: config.json and model.safetensors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fastcar_cli.system.plain_data import checked
 from fastcar_cli.weights.tensors import Component
 
 FORMAT = "fastcar-steered-1"
-FAMILIAR = 25.0  # see `ClipReader`; frames of this world come back at 35 dB and more
+FAMILIAR = 25.0  # see `ClipReader`; frames of this world are reconstructed at 35 dB or more
 
 
 class SteeredCheckpoint(Released):
-    """A folder of this format. The likeliest codes are drawn: what follows in such a world is not left to chance."""
+    """A folder of this format. Decoding is greedy by default, because these worlds are deterministic."""
 
     SPEC = SteeredSpec
     DEFAULTS = GenerationDefaults(cfg=1.0, temperature=0.0, top_k=0, top_p=1.0, tas="attention", gate="row")

@@ -1,7 +1,7 @@
 """Cosmos-Predict1 checkpoints in the official format: `model.pt` and, in a folder beside it, the tokenizer's two files.
 
-Sizes follow from the shapes of tensors, and YaRN from the size or the folder's name. Which blocks, shortcuts and
-samplers the tokenizer has follows from its keys, which are also names of parameters. No program in the files is run.
+Sizes come from the shapes of tensors, YaRN from the size or the folder's name. The tokenizer's keys, which are also
+names of parameters, show its blocks, shortcuts and samplers. No program in the files is run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PUBLISHED = CausalVideoSpec(
     down=(LevelSpec((256, 256), space=True, time=True), LevelSpec((512, 512), space=True), LevelSpec((512, 512))),
     up=(LevelSpec((256,) * 3), LevelSpec((512,) * 3, space=True, time=True), LevelSpec((512,) * 3, space=True)),
 )
-"""Of Cosmos-Tokenize1-DV8x16x16-720p."""
+"""Sizes of Cosmos-Tokenize1-DV8x16x16-720p."""
 
 TOKENIZER = "nvidia/Cosmos-Tokenize1-DV8x16x16-720p"  # the repository of the tokenizer, which all models need
 
@@ -155,7 +155,7 @@ def cosmos_decoder(
         heads=heads,
         kv_heads=kv_heads,
         mlp_width=mlp_width,
-        # With text the table has a row for the token before the first, and is filled up to a multiple of 64.
+        # With text the table has a row for the first token of a prompt, and is padded to a multiple of 64.
         vocab=-(-(codes + 1) // 64) * 64 if source else codes,
         rms_eps=1e-5,
         rope_theta=500000.0,
@@ -178,7 +178,7 @@ def _decoder(folder: Path) -> tuple[DecoderSpec, int]:
     for part, size in (("q", heads), ("k", kv_heads)):
         if size % head:
             key = f"layers.0.attention.w{part}.weight"
-            raise RequestError(f"weights file {file}, key {key!r}: {size} rows, needed: a multiple of {head}")
+            raise RequestError(f"weights file {file}, key {key!r}: {size} rows, expected a multiple of {head}")
     numbers = (key.split(".")[1] for key in shapes if key.startswith("layers."))
     layers = 1 + max(int(number) for number in numbers if number.isdigit())
     text = "layers.0.cross_attention.wk.weight" in shapes
@@ -193,7 +193,7 @@ def _decoder(folder: Path) -> tuple[DecoderSpec, int]:
 
 
 def names_of(network: Cosmos) -> dict[str, str]:
-    """The network's parameters, the tokenizer's left out, by the names that they have in `model.pt`."""
+    """The network's parameters without the tokenizer's, by their names in `model.pt`."""
     names = {
         "tok_embeddings.weight": "llm.embed_tokens.weight",
         "norm.weight": "llm.norm.weight",
@@ -237,7 +237,7 @@ def read_tokenizer_spec(folder: Path) -> CausalVideoSpec:
         raise RequestError(f"{folder}: encoder.jit and decoder.jit are of different tokenizers")
     cube = _shape(encoder, "encoder.conv_in.0")[1] / COLOURS
     if (dimensions := encoder.of(_LEVELS, 1)[0]) > 64:
-        raise RequestError(f"weights file {encoder.path}, key {_LEVELS!r}: {dimensions} numbers, needed: a few")
+        raise RequestError(f"weights file {encoder.path}, key {_LEVELS!r}: {dimensions} numbers, expected at most 64")
     try:
         return CausalVideoSpec(
             patch=round(cube ** (1 / 3)),
@@ -254,7 +254,7 @@ def read_tokenizer_spec(folder: Path) -> CausalVideoSpec:
 
 
 def tokenizer_components(folder: Path, prefix: str, tokenizer: CausalVideoTokenizer) -> list[Component]:
-    """Which keys of the two files are which parameters; their names in the network begin with `prefix`."""
+    """The mapping from keys of the two files to parameters, whose names in the network begin with `prefix`."""
     return [
         Component(
             folder,

@@ -1,8 +1,8 @@
 """Cosmos-Predict1 (arXiv 2501.03575): a LLaMA over the ids of `tokenizer.py`, from one or nine frames to 33.
 
-Of five latent frames the first stands for one frame, each other for eight; their tokens lie in raster order and are
-rotated by frame, row and column. A model with text begins with a token of its own, reads text embeddings by cross
-attention, and adds embeddings of positions to the input of every block.
+A video has five latent frames: the first stands for one frame, each other for eight. Their tokens are in raster order
+and are rotated by frame, row and column. A model with text begins with a special token, reads text embeddings by
+cross-attention, and adds embeddings of positions to the input of every block.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from fastcar_cli.system.plain_data import WHOLE, Size
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-CONTEXTS = (1, 2)  # latent frames that a prompt may hold, of one frame or nine
+CONTEXTS = (1, 2)  # numbers of latent frames in a prompt, for one frame or nine
 
 
 @dataclass(frozen=True, config=WHOLE)
 class CosmosSpec(Spec):
-    """Everything that fixes the shapes of a model; `context` are the latent frames that it continues from.
+    """Everything that fixes the shapes of a model; `context`: latent frames that it continues from.
     `decoder.axes` has the grid of a frame, and a prefix of one token in models with text.
     """
 
@@ -56,18 +56,18 @@ class CosmosSpec(Spec):
         """See `Spec`."""
         t, (rows, columns) = self.tokenizer, self.grid
         size = rows * t.space, columns * t.space
-        # Of the frames of a latent frame, in which a place covers a patch in time and space.
+        # Of all frames of a latent frame; a position covers a patch in time and space.
         channels = -(-t.channels * t.time // t.patch**3)
         return FrameSpec(1, t.codes, self.decoder.width, self.grid, size, channels=channels, per_latent=t.time)
 
     @property
     def pixel_bytes(self) -> int:
-        """See `Spec`; feature maps at work take 0.6 of what is held between frames (measured)."""
+        """See `Spec`; working feature maps take 0.6 times what is held between frames (measured)."""
         return int(1.6 * 4 * work_of(self.tokenizer, *self.grid, encode=False).held)
 
     @property
     def longest(self) -> int:
-        """See `Spec`: what was trained; there are no positions after it."""
+        """See `Spec`: the trained number; there are no positions after it."""
         return self.frames
 
     @property
@@ -87,7 +87,7 @@ class CosmosSpec(Spec):
         return replace(self, context=CONTEXTS[self.contexts.index(frames)])
 
     def sized(self, size: tuple[int, int] | None) -> Self:
-        """See `Spec`: any multiple of what a code covers, up to the size that was trained."""
+        """See `Spec`: multiples of the side that a code covers, up to the trained size."""
         if size in (None, self.frame_spec.size):
             return self
         assert self.decoder.axes is not None
@@ -114,7 +114,7 @@ class LatentFrameDecoder:
         self._past: Past | None = None
 
     def context(self) -> Tensor:
-        """See `FrameDecoder`; the video begins anew."""
+        """See `FrameDecoder`; restarts the video."""
         self._past = Past()
         return torch.cat([self.frame(ids[..., None]) for ids in self._prompts.split(math.prod(self._grid), 1)], 1)
 
@@ -141,7 +141,7 @@ class Cosmos(FramesNetwork):
         self.tokenizer.draw_in(dtype)
 
     def encode(self, frames: Tensor, on_progress: OnProgress | None = None, actions: Tensor | None = None) -> Tensor:
-        """See `FramesNetwork`; a model with text begins with a token of its own, the first id after the codes."""
+        """See `FramesNetwork`; a model with text begins with a special token, the first id after the codes."""
         ids = self.tokenizer.encode(frames, on_progress).flatten(1)
         return F.pad(ids, (self.spec.layout.prefix or 0, 0), value=self.spec.codes)
 

@@ -1,7 +1,7 @@
 """Causal video tokenizer: frames to ids and ids to frames (Cosmos-Tokenize1-DV8x16x16).
 
-The first latent stands for one frame, every later one for `CausalVideoSpec.time` frames. Nothing looks ahead, so a
-video is encoded and decoded a latent at a time, and the first frames have the ids that they have in a longer video.
+The first latent stands for one frame, every later one for `CausalVideoSpec.time` frames. No layer looks ahead, so a
+video is encoded and decoded latent by latent, and its first frames have the same ids as in a longer video.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ Progress = Callable[[int, int], None]  # receives the multiply-adds done and the
 class CausalVideoSpec:
     """Sizes of the tokenizer. Raises ValueError for a patch that is not a power of two."""
 
-    patch: Size  # side in pixels of the cube that wavelets make one place of
-    levels: tuple[Size, ...]  # the quantiser's, one a dimension of a code
+    patch: Size  # side in pixels of the cube that wavelets map to one position
+    levels: tuple[Size, ...]  # the quantiser's, one per dimension of a code
     latent: Size  # width before the quantiser
     width: Size  # channels of the encoder's first maps
     down: tuple[LevelSpec, ...]  # of the encoder
-    up: tuple[LevelSpec, ...]  # of the decoder, the last one first used
+    up: tuple[LevelSpec, ...]  # of the decoder, the last one used first
     encoder_attention: Flag = True
     decoder_attention: Flag = True
 
@@ -59,7 +59,7 @@ class CausalVideoSpec:
 
     @property
     def steps(self) -> int:
-        """Steps of the wavelets."""
+        """Number of wavelet steps."""
         return self.patch.bit_length() - 1
 
     @property
@@ -74,12 +74,12 @@ class CausalVideoSpec:
 
     @property
     def space(self) -> int:
-        """Side in pixels of what a place of a latent stands for."""
+        """Side in pixels of the square that a position of a latent covers."""
         return self.patch << sum(level.space for level in self.down)
 
     @property
     def channels(self) -> int:
-        """Of a map at the decoder's most places, and of what wavelets make of pixels."""
+        """Maximum channels of the decoder's largest maps, and of the wavelets of pixels."""
         return max(*self.up[0].widths, COLOURS * self.patch**3)
 
     def frames(self, latents: int) -> int:
@@ -143,7 +143,7 @@ class CausalVideoTokenizer(nn.Module):
         self.decoder.to(dtype)
 
     def latents(self, frames: Tensor, past: Past) -> Tensor:
-        """What ids are made of, float32 [P, t, h, w, D], of a video's next frames [P, T, H, W, 3], uint8 or 0 .. 1."""
+        """Latents to be quantised, float32 [P, t, h, w, D], of the next frames [P, T, H, W, 3], uint8 or 0 .. 1."""
         pixels = (frames if frames.is_floating_point() else frames.to(torch.float32).div_(255)).mul(2).sub_(1)
         if past.first(self.encoder.conv_in[1]):
             pixels = torch.cat([pixels[:, :1].expand(-1, self.spec.patch - 1, -1, -1, -1), pixels], 1)
@@ -180,8 +180,8 @@ class CausalVideoTokenizer(nn.Module):
 
 
 class Work(NamedTuple):
-    """What latents of a video cost: multiply-adds of convolutions for the first latent and for each later one, and the
-    numbers that are in memory between two latents.
+    """The cost of a video's latents: multiply-adds of convolutions for the first latent and for each later one, and how
+    many numbers are in memory between two latents.
     """
 
     first: int
@@ -191,8 +191,8 @@ class Work(NamedTuple):
 
 @cache
 def work_of(spec: CausalVideoSpec, rows: int, columns: int, *, encode: bool) -> Work:
-    """What encoding or decoding latents of rows x columns places costs; `held` after two of them.
-    All of it grows with the places, so two latents of one place are counted, with weights that are not set.
+    """The cost of encoding or decoding latents of rows x columns positions; `held` after two of them.
+    It is proportional to the positions, so two latents of one position are counted, with weights that are not set.
     """
     with torch.device("meta"):
         tokenizer = CausalVideoTokenizer(spec)

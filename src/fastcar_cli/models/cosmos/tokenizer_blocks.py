@@ -1,7 +1,7 @@
 """Parts of the causal video tokenizer: convolutions, norms and attention that never look at a later frame.
 
-Maps are [P, T, H, W, C]: videos, frames, rows, columns, channels. A video may come in pieces: what a part needs of
-earlier ones is in `Past`. Modules carry the names that their parameters have in the released files.
+Maps are [P, T, H, W, C]: videos, frames, rows, columns, channels. A video may come in pieces: `Past` holds what a
+module needs of earlier ones. Modules are named like their parameters in the released files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fastcar_cli.system.plain_data import WHOLE, Flag, Size
 
 
 class Past:
-    """What the parts keep of the pieces so far; `work` counts multiply-adds of convolutions, `on_work` receives the
+    """What modules store of the pieces so far; `work` counts multiply-adds of convolutions, `on_work` receives the
     count.
     """
 
@@ -31,27 +31,27 @@ class Past:
         self.work = 0
 
     def first(self, part: nn.Module) -> bool:
-        """Whether a part has seen no piece yet."""
+        """Whether a module has seen no piece yet."""
         return part not in self._held
 
     def frames(self, part: nn.Module, x: Tensor, keep: int, repeat: int) -> list[Tensor]:
-        """The frames [P, 1, H, W, C] of a piece after the last `keep` before it, of the first piece after `repeat`
-        copies of its first frame.
+        """The last `keep` frames before a piece, then its frames, each [P, 1, H, W, C]; before the first piece come
+        `repeat` copies of its first frame.
         """
         before = [x[:, :1]] * repeat if self.first(part) else self._held[part]
         frames = [*before, *x.split(1, 1)]
-        # Of a longer piece a frame is a part, which would keep all of it.
+        # A frame of a longer piece is a view, which would hold all of it in memory.
         self._held[part] = [f if x.shape[1] == 1 else f.clone() for f in frames[-keep:]]
         return frames
 
     def appended(self, part: nn.Module, x: Tensor, dim: int) -> Tensor:
-        """All pieces so far, put together along a dimension."""
+        """All pieces so far, concatenated along a dimension."""
         self._held[part] = [x if self.first(part) else torch.cat([*self._held[part], x], dim)]
         return self._held[part][0]
 
     @property
     def held(self) -> int:
-        """Numbers that are kept in memory."""
+        """How many numbers are in memory."""
         return sum(x.numel() for held in self._held.values() for x in held)
 
 
@@ -70,7 +70,7 @@ class _Convolution(nn.Module):
 
 
 class Pointwise(_Convolution):
-    """A linear map at every place."""
+    """A linear map at every position."""
 
     SIZE = 1, 1, 1
 
@@ -80,12 +80,12 @@ class Pointwise(_Convolution):
 
 
 class Spatial(_Convolution):
-    """3 x 3 in every frame."""
+    """A 3 x 3 convolution of every frame."""
 
     SIZE = 1, 3, 3
 
     def forward(self, x: Tensor, past: Past, stride: int = 1) -> Tensor:
-        """Zeros lie around a frame; with a stride of 2 right and below only, and sides are halved."""
+        """Pad a frame with zeros all around; with a stride of 2, which halves sides, only on the right and below."""
         frames = _images(x if stride == 1 else F.pad(x, (0, 0, 0, 1, 0, 1)))
         weight = self.conv3d.weight[:, :, 0]
         out = F.conv2d(frames, weight, self.conv3d.bias, stride, padding=int(stride == 1))
@@ -93,7 +93,7 @@ class Spatial(_Convolution):
 
 
 class Temporal(_Convolution):
-    """Over a frame and the two before it at every place; before the first frame lie copies of it."""
+    """A convolution over a frame and the two before it; copies of the first frame precede it."""
 
     SIZE = 3, 1, 1
 
@@ -102,7 +102,7 @@ class Temporal(_Convolution):
         return self.over(past.frames(self, x, 2, 2), past)
 
     def over(self, frames: list[Tensor], past: Past, stride: int = 1) -> Tensor:
-        """The product with every `stride`-th of some frames and the two after it."""
+        """Convolve every `stride`-th frame with the two after it."""
         taps = self.conv3d.weight[..., 0, 0].unbind(2)
         made = []
         for first in range(0, len(frames) - len(taps) + 1, stride):
@@ -126,7 +126,7 @@ class Pair(nn.ModuleList):
 
 
 class Norm(nn.Module):
-    """Mean and spread of each frame by itself, over its places and channels."""
+    """Normalises each frame by itself, over its positions and channels."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Norm(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two pairs beside a shortcut."""
+    """Two pairs, plus a shortcut."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class ResidualBlock(nn.Module):
 
 
 class FrameAttention(nn.Module):
-    """Attention over the places of a frame, one head of the full width."""
+    """Attention over the positions of a frame, with one head of the full width."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -168,13 +168,13 @@ class FrameAttention(nn.Module):
         return x + self.proj_out(self.attend(q, k, v, past), past)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, past: Past) -> Tensor:
-        """What each query attends to; it, q, k and v are [P, T, H, W, C]."""
+        """The attention output of each query; it, q, k and v are [P, T, H, W, C]."""
         q_rows, k_rows, v_rows = (t.flatten(2, 3) for t in (q, k, v))
         return F.scaled_dot_product_attention(q_rows, k_rows, v_rows).view_as(q)
 
 
 class TimeAttention(FrameAttention):
-    """Attention over the frames up to each, at every place by itself."""
+    """Causal attention over frames, at every position by itself."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, past: Past) -> Tensor:
         """See `FrameAttention`."""
@@ -186,7 +186,7 @@ class TimeAttention(FrameAttention):
 
 
 def middle(width: int, *, attention: bool) -> Stack:
-    """The blocks at the fewest places."""
+    """The blocks at the lowest resolution."""
     parts: dict[str, nn.Module] = {"block_1": ResidualBlock(width, width)}
     if attention:
         parts |= {"attn_1.0": FrameAttention(width), "attn_1.1": TimeAttention(width)}
@@ -194,7 +194,7 @@ def middle(width: int, *, attention: bool) -> Stack:
 
 
 class Downsampler(nn.Module):
-    """Halves sides, time, or both: what the convolution gives and the average of what it stands for."""
+    """Halves sides, time, or both: a convolution plus the average of its inputs."""
 
     def __init__(self, width: int, *, space: bool, time: bool) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class Downsampler(nn.Module):
         self.conv3 = Pointwise(width, width)
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
-        """[P, T, H, W, C] -> [P, T / 2, H / 2, W / 2, C]; of the first piece (T + 1) / 2 frames."""
+        """[P, T, H, W, C] -> [P, T / 2, H / 2, W / 2, C]; from the first piece (T + 1) / 2 frames."""
         if self.conv1 is not None:
             average = _maps(F.avg_pool2d(_images(x), 2), x)
             x = self.conv1(x, past, 2).add_(average)
@@ -215,7 +215,7 @@ class Downsampler(nn.Module):
 
 
 class Upsampler(nn.Module):
-    """Doubles time, sides, or both: copies, and what a convolution makes of them."""
+    """Doubles time, sides, or both: copies plus a convolution of them."""
 
     def __init__(self, width: int, *, space: bool, time: bool) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class Upsampler(nn.Module):
         self.conv3 = Pointwise(width, width)
 
     def frames(self, x: Tensor, past: Past) -> Iterator[Tensor]:
-        """Frames [P, 1, 2 H, 2 W, C] of [P, T, H, W, C], one by one: 2 T, of the first piece one fewer."""
+        """Frames [P, 1, 2 H, 2 W, C] of [P, T, H, W, C], one by one: 2 T, one fewer for the first piece."""
         if self.conv1 is not None:
             x = x.repeat_interleave(2, 1)[:, int(past.first(self.conv1)) :]
             x = self.conv1(x, past).add_(x)
@@ -247,7 +247,7 @@ class LevelSpec:
 
 
 class Level(nn.Module):
-    """Residual blocks, and where the level has one, a sampler after them."""
+    """Residual blocks, and a sampler after them if the level has one."""
 
     def __init__(self, width: int, spec: LevelSpec, *, up: bool) -> None:
         super().__init__()
@@ -259,7 +259,7 @@ class Level(nn.Module):
             self.add_module(self.sampler, kind(widths[-1], space=spec.space, time=spec.time))
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
-        """[P, T, H, W, width] -> maps of the next level, where sides are halved."""
+        """[P, T, H, W, width] -> maps of the next level, with its sampler's halved sides."""
         x = by_frame(self.block, x, past)
         give_back_memory()
         sampler = self._modules.get(self.sampler)
@@ -275,7 +275,7 @@ class Level(nn.Module):
 
 
 def by_frame(part: Callable[[Tensor, Past], Tensor], x: Tensor, past: Past) -> Tensor:
-    """What a part gives frame after frame: maps of a single one are all that it takes memory for."""
+    """Run a module frame by frame, so that it takes memory for the maps of only one frame."""
     frames = [part(frame, past) for frame in x.split(1, 1)]
     return frames[0] if len(frames) == 1 else torch.cat(frames, 1)
 
@@ -291,8 +291,8 @@ def _maps(images: Tensor, like: Tensor) -> Tensor:
 
 
 def patched(x: Tensor, steps: int) -> Tensor:
-    """Haar wavelets: [P, T, H, W, C] -> [P, T / 2, H / 2, W / 2, 8 C] in each of so many steps.
-    Bands lie in the order LLL, LLH, .. HHH of time, height, width, channels within a band.
+    """Haar wavelets: [P, T, H, W, C] -> [P, T / 2, H / 2, W / 2, 8 C] in each of `steps` steps.
+    Bands are in the order LLL, LLH, .. HHH of time, height, width, channels within a band.
     """
     for _ in range(steps):
         p, t, h, w, c = x.shape
@@ -305,7 +305,7 @@ def patched(x: Tensor, steps: int) -> Tensor:
 
 
 def unpatched(x: Tensor, steps: int) -> Tensor:
-    """What `patched` was made from."""
+    """The inverse of `patched`."""
     for _ in range(steps):
         p, t, h, w, _ = x.shape
         x = x.view(p, t, h, w, 2, 2, 2, -1)

@@ -1,4 +1,4 @@
-"""Convolutional parts of iVideoGPT's tokenizer: diffusers' autoencoder blocks, and cross attention to context frames.
+"""Convolutional parts of iVideoGPT's tokenizer: diffusers' autoencoder blocks, and cross-attention to context frames.
 Modules and parameter names follow the released checkpoints (thuml/iVideoGPT, ivideogpt/vq_model).
 """
 
@@ -48,7 +48,7 @@ class ConvSpec:
     mid_attention: Flag = True
 
     def sides(self, halvings: int) -> Sides:
-        """Rows and columns of latents before the last `halvings` of their halvings."""
+        """Rows and columns of feature maps, `halvings` halvings before the latents."""
         return self.latents[0] << halvings, self.latents[1] << halvings
 
     @property
@@ -57,7 +57,7 @@ class ConvSpec:
         return self.sides(len(self.channels) - 1)
 
     def widths(self, *, up: bool) -> list[tuple[list[int], bool]]:
-        """By level of the encoder or decoder, the widths before and after each block, and whether sides change then."""
+        """For each level of encoder or decoder, widths before and after each block, and whether sides change then."""
         widths, last = self.channels[::-1] if up else self.channels, len(self.channels) - 1
         if up and self.late:
             return [([w] + [widths[min(i + 1, last)]] * self.blocks, i > 0) for i, w in enumerate(widths)]
@@ -66,8 +66,8 @@ class ConvSpec:
 
 @dataclass(frozen=True, kw_only=True, config=WHOLE)
 class ConditionalSpec(ConvSpec):
-    """Sizes of a tokenizer with `context` frames; `patch` is the side of the piece of latents that a code of a later
-    frame stands for. Cross attention follows feature maps of at most `attended` rows.
+    """Sizes of a tokenizer with `context` frames; `patch` is the side of the square of latents that a code of a later
+    frame covers. Cross-attention follows feature maps of at most `attended` rows.
     """
 
     context: Size = 1
@@ -82,7 +82,7 @@ class ConditionalSpec(ConvSpec):
 
     @property
     def drawn(self) -> dict[int, Sides]:
-        """The same of the decoder; -1 is its middle, which always has one."""
+        """The same for the decoder; -1 is its middle, which always has one."""
         last = len(self.channels) - 1
         levels = {level: self.sides(min(level + 1, last)) for level in range(last + 1)}
         return {-1: self.latents} | self._attended(levels)
@@ -131,7 +131,7 @@ class TokenizerSpec(ConditionalSpec):
 
     @property
     def prompt_tokens(self) -> int:
-        """Ids before the first delimiter of a later frame; that of the first context frame is left out."""
+        """Ids before the first delimiter of a later frame; without that of the first context frame."""
         return (1 + CONTEXT_CODES) * self.context - 1
 
 
@@ -219,7 +219,7 @@ class ConvHalf(nn.Module):
             if sampled:
                 parts |= {"upsamplers.0": Upsample(widths[-1])} if up else {"downsamplers.0": Downsample(widths[-1])}
             levels.append(Stack(parts))
-        # What maps take less time and memory in.
+        # The memory format in which maps take less time and memory.
         self.form = torch.channels_last if min(spec.channels) >= WIDE else torch.preserve_format
         self.up, self.levels = up, "up_blocks" if up else "down_blocks"
         self.conv_in, self.mid_block = conv(first, sizes[0][0][0]), Stack(dict(middle))
@@ -237,7 +237,7 @@ class ConvHalf(nn.Module):
         )
 
     def cross_kv(self, features: Mapping[int, Tensor]) -> dict[int, KV]:
-        """The cross-attention KV by level, of the feature maps [B, t, C, R, S] of context frames by level."""
+        """The cross-attention KV by level, from the feature maps [B, t, C, R, S] of context frames by level."""
         return {
             level: cast(CrossAttention, self.cross_att_blocks[j]).keys_values(features[level])
             for level, j in self.at.items()
@@ -269,5 +269,5 @@ def network_pixels(frames: Tensor) -> Tensor:
 
 
 def shown_pixels(x: Tensor) -> Tensor:
-    """What a decoder draws, [..., 3, H, W] in about 0..1, as float32 [..., H, W, 3] in 0..255, not rounded."""
+    """A decoder's output, [..., 3, H, W] in about 0..1, as float32 [..., H, W, 3] in 0..255, not rounded."""
     return x.float().clamp(0.0, 1.0).mul(255.0).movedim(-3, -1)

@@ -1,7 +1,7 @@
 """iVideoGPT checkpoints in the official format: config files to a specification, tensor names to parameters.
 
-`tokenizer/` and `transformer/` are read as they are, safetensors only. With actions the LLaMA's names begin with `llm.`
-and `action_linear` lies beside them.
+`tokenizer/` and `transformer/` are read unchanged, only from safetensors. With actions the LLaMA's names begin with
+`llm.`, and there is an `action_linear` beside them.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class IVideoGPTCheckpoint(LlamaCheckpoint):
         return IVideoGPTSpec(name, frames, FPS, decoder, tokenizer, actions)
 
     def read_spec(self) -> IVideoGPTSpec:
-        """See `Checkpoint`. The width of actions is that of a tensor, and 0 where the weights are not there.
-        `segment_length`, how long the clips of the training were, is in the configs of our own models only.
+        """See `Checkpoint`. The width of actions comes from a tensor; without weights it is 0.
+        Only configs of our own models have `segment_length`, the number of frames of their training clips.
         """
         files = {part: self.folder / part / "config.json" for part in WEIGHTS}
         config = read_checked(_Tokenizer, files["tokenizer"], of="iVideoGPT")
@@ -159,8 +159,8 @@ class IVideoGPTCheckpoint(LlamaCheckpoint):
 
 
 def _published_frames(folder: Path) -> int | None:
-    """Frames of a released model's training, by a folder of its name in the hub's cache, as no file states them; else
-    None.
+    """Frames of a released model's training clips, by its folder's name in the hub's cache, since no file states them;
+    else None.
     """
     for part in reversed(folder.resolve().parts):
         if (spec := IVideoGPTCheckpoint.published_spec(part.removeprefix("models--thuml--"))) is not None:
@@ -228,7 +228,7 @@ class _Tokenizer(ConditionalConfig):
 
 
 def names_of(network: Network) -> dict[str, dict[str, str]]:
-    """The network's parameters by part of a checkpoint and name there."""
+    """For each part of a checkpoint, the network's parameters by their names there."""
     prefix = "llm." if isinstance(network, IVideoGPT) and network.spec.actions else ""
     by_folder: dict[str, dict[str, str]] = {part: {} for part in WEIGHTS}
     for name in network.state_dict():

@@ -1,7 +1,7 @@
-"""iVideoGPT (arXiv 2405.15223): a LLaMA over the ids of `tokenizer.py`, from frames to those that follow.
+"""iVideoGPT (arXiv 2405.15223): a LLaMA over the ids of `tokenizer.py`, from frames to later frames.
 
-The prompt holds the context frames; a later frame is a delimiter and its codes, drawn from the whole vocabulary. With
-actions, the one that leads to a frame is added to its delimiter's embedding, and delimiters are given
+The prompt holds the context frames; a later frame is a delimiter and its codes, sampled from the whole vocabulary. With
+actions, the action that leads to a frame is added to its delimiter's embedding, and delimiters are given
 (ivideogpt/transformer.py HeadModelWithAction).
 """
 
@@ -22,7 +22,7 @@ from fastcar_cli.system.plain_data import WHOLE, Count
 
 @dataclass(frozen=True, config=WHOLE)
 class IVideoGPTSpec(Spec):
-    """Everything that fixes the shapes of a model; `actions` is the width of an action, 0 of a model without."""
+    """Everything that fixes the shapes of a model; `actions` is the width of an action, 0 without actions."""
 
     tokenizer: TokenizerSpec
     actions: Count = 0
@@ -92,8 +92,8 @@ class IVideoGPT(FramesNetwork):
         self.tokenizer = Tokenizer(spec.tokenizer)
 
     def added(self, tokens: int, prompts: Tensor, conditions: Tensor | None, begin: int = 0) -> Tensor | None:
-        """See `Network`: to the delimiter of later frame i, what the model makes of action C - 1 + i of `conditions`,
-        float32 [P, S, A].
+        """See `Network`: for the delimiter of later frame i, the embedding of action C - 1 + i of `conditions`, float32
+        [P, S, A], after C context frames.
         """
         if self.action_linear is None or conditions is None:
             return None

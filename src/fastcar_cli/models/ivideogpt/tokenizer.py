@@ -16,7 +16,7 @@ from fastcar_cli.models.decoder import KV, table
 from fastcar_cli.models.fsq import FiniteScalars
 from fastcar_cli.models.ivideogpt.blocks import CONTEXT_CODES, ConditionalSpec, ConvHalf, TokenizerSpec
 
-CrossKV = Mapping[int, KV]  # keys and values of context frames, by the level whose cross attention reads them
+CrossKV = Mapping[int, KV]  # keys and values of context frames, by the level whose cross-attention reads them
 
 
 class Codebook(nn.Module):
@@ -64,7 +64,7 @@ class ConditionalTokenizer(nn.Module):
         return codes.unflatten(0, videos), self.cond_encoder.cross_kv(by_video)
 
     def patches(self, frames: Tensor, cross: CrossKV) -> Tensor:
-        """What the codes of later frames float32 [B, n, 3, H, W] are nearest to, [B, n, codes of a frame, width]."""
+        """Vectors to be quantised, [B, n, codes of a frame, width], of later frames float32 [B, n, 3, H, W]."""
         z, _ = self.cond_encoder(frames.flatten(0, 1), cross)
         (rows, columns), p = self.spec.grid, self.spec.patch
         pieces = z.view(len(z), -1, rows, p, columns, p).permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
@@ -89,7 +89,7 @@ class ConditionalTokenizer(nn.Module):
 
 
 class Tokenizer(ConditionalTokenizer):
-    """Frames to ids and back. All computes in float32."""
+    """Frames to ids and back. All computation is in float32."""
 
     spec: TokenizerSpec
     quantize: Codebook
@@ -113,14 +113,14 @@ class Tokenizer(ConditionalTokenizer):
 
     def decode_context(self, ids: Tensor) -> tuple[Tensor, CrossKV]:
         """Context frames float32 [B, t, 3, H, W], not clamped, of prompts [B, 257 t - 1], and the cross-attention KV.
-        Ids at the places of delimiters are ignored.
+        Ids of delimiters are ignored.
         """
         codes = F.pad(ids, (1, 0)).unflatten(1, (-1, 1 + CONTEXT_CODES))[:, :, 1:]
         return self.draw_context(codes.clamp(0, self.spec.codes - 1))
 
     def decode_later(self, ids: Tensor, cross: CrossKV) -> Tensor:
-        """Later frames float32 [B, n, 3, H, W], not clamped, of ids [B, 17 n] that begin with a delimiter.
-        Ids at the places of delimiters are ignored, other ids become the nearest dynamics code.
+        """Decode ids [B, 17 n] (a delimiter, then 16 codes per frame) to float32 [B, n, 3, H, W], not clamped.
+        Ids of delimiters are ignored; other ids are clamped to dynamics codes.
         """
         codes = ids.unflatten(1, (-1, self.spec.stride))[:, :, 1:] - self.spec.codes
         return self.draw_later(codes.clamp(0, self.spec.dynamics - 1), cross)

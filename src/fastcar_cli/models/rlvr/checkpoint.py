@@ -1,6 +1,6 @@
 """RLVR-World checkpoints in the official format: a transformer's folder, and a tokenizer's in another repository.
 
-No file says which tokenizer belongs to a model; the sizes of their vocabularies do.
+No file says which tokenizer belongs to a model; the sizes of their vocabularies show it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class RLVRCheckpoint(LlamaCheckpoint):
 
     @cached_property
     def parts(self) -> Mapping[str, Path]:
-        """See `LlamaCheckpoint`. Raises RequestError for a folder of one half, and for a tokenizer that doesn't fit."""
+        """See `LlamaCheckpoint`. Raises RequestError for a tokenizer's folder, and for a tokenizer that doesn't fit."""
         file = self.folder / "config.json"
         if isinstance(self.config, dict) and "_class_name" in self.config:
             read_tokenizer(file)

@@ -2,7 +2,7 @@
 
 Single-step: four frames with their actions, then `bos` and the codes of the next frame. Multi-step: the codes of a
 context frame, those of a first frame relative to it, then for each further frame the action that leads to it and its
-codes. Actions are given ids. Codes are drawn from the whole vocabulary and fed back as drawn.
+codes. Actions are given ids. Codes are sampled from the whole vocabulary and fed back as sampled.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RLVRSpec(Spec):
 
     @property
     def vocabulary(self) -> int:
-        """Ids: of codes, actions, bos and eos."""
+        """Number of ids: of codes, actions, bos and eos."""
         return self.first_action + self.bins + 2
 
     @property
@@ -103,7 +103,7 @@ class RLVRSpec(Spec):
 
 
 class RLVRFrames:
-    """Decodes frames; ids that are no codes become the last code, or with `modulo` what is left of a division."""
+    """Decodes frames; ids that are not codes become the last code, or with `modulo` are taken modulo their number."""
 
     def __init__(self, network: RLVR, prompts: Tensor, *, modulo: bool = False) -> None:
         self._tokenizer, self._spec, self._layout = network.tokenizer, network.spec, network.spec.layout
@@ -115,14 +115,14 @@ class RLVRFrames:
         return self._tokenizer.decode_context(self._prompts[:, : self._layout.prefix] - self._spec.drawn_codes)
 
     def _drawn(self, ids: Tensor) -> Tensor:
-        """Frames of ids [P, n, codes], as `frame`."""
+        """Frames [P, n, H, W, 3] of ids [P, n, codes], see `frame`."""
         codes = ids if self._modulo else ids.clamp(max=self._spec.drawn_codes - 1)
         if isinstance(self._tokenizer, CompressiveTokenizer):
             return shown_pixels(self._tokenizer.decode_later(codes, self._context[1]))
         return shown_pixels(torch.stack([self._tokenizer.decode(own) for own in codes.unbind(1)], 1))
 
     def context(self) -> Tensor:
-        """See `FrameDecoder`: of a multi-step model the context frame and the first one."""
+        """See `FrameDecoder`: for a multi-step model the context frame and the first one."""
         if self._spec.multi:
             first = self._drawn(self._prompts[:, None, self._layout.prefix :])
             return torch.cat([shown_pixels(self._context[0][:, None]), first], 1)
@@ -151,12 +151,12 @@ class RLVR(FramesNetwork):
         self.tokenizer.draw_in(dtype)
 
     def _before(self, actions: Tensor, *, bos: bool) -> Tensor:
-        """Ids int64 [P, n, tokens] between two frames, of actions [P, n, 13]."""
+        """Given ids int64 [P, n, tokens] between two frames, for actions [P, n, 13]."""
         ids = bins_of(actions.float()) + self.spec.first_action
         return F.pad(ids, (0, 1), value=self.spec.first_action + self.spec.bins) if bos else ids
 
     def given(self, tokens: int, conditions: Tensor | None, begin: int = 0) -> Tensor:
-        """See `Network`: the ids of actions, of `conditions` float32 [P, S, 13], and bos."""
+        """See `Network`: the ids of actions, from `conditions` float32 [P, S, 13], and bos."""
         layout, width = self.spec.layout, self.spec.conditions
         first, end = begin // layout.stride, -(-(begin + tokens) // layout.stride)
         at = layout.context - 1 + first
@@ -166,8 +166,8 @@ class RLVR(FramesNetwork):
         return ids.flatten(1)[:, begin - first * layout.stride :][:, :tokens]
 
     def rolled(self, seen: Tensor) -> Tensor:
-        """See `Network`. Multi-step: the context and the last frame's codes as drawn (eval_runenv.py). Single-step: the
-        last four frames with their actions, without bos, ids that are no codes as the last code (a rule of ours).
+        """See `Network`. Multi-step: the context and the last frame's codes as sampled (eval_runenv.py). Single-step:
+        the last four frames with their actions, without bos; ids that are not codes become the last code (our rule).
         """
         if self.spec.multi:
             return super().rolled(seen)
@@ -178,7 +178,7 @@ class RLVR(FramesNetwork):
         return torch.cat([old, new], 1)[:, -layout.prompt_tokens :]
 
     def encode(self, frames: Tensor, on_progress: OnProgress | None = None, actions: Tensor | None = None) -> Tensor:
-        """See `FramesNetwork`; ids of `actions` lie between frames, of missing ones those of zeros."""
+        """See `FramesNetwork`; ids of `actions` lie between frames; missing actions are zeros."""
         pixels, videos, count = network_pixels(frames), len(frames), frames.shape[1]
         given = torch.zeros(videos, 0, self.spec.conditions, device=frames.device) if actions is None else actions
         given = F.pad(given, (0, 0, 0, max(0, count - given.shape[1])))
@@ -200,7 +200,7 @@ class RLVR(FramesNetwork):
         return torch.cat(parts, 1)
 
     def frame_decoder(self, prompts: Tensor) -> RLVRFrames:
-        """See `Network`: ids that are no codes are cut off (eval_vgpt.py, eval_vgpt_multiturn.py)."""
+        """See `Network`: ids that are not codes are clamped (eval_vgpt.py, eval_vgpt_multiturn.py)."""
         return RLVRFrames(self, prompts)
 
     def play_decoder(self, prompts: Tensor) -> RLVRFrames:

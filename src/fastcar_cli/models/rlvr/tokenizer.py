@@ -22,7 +22,7 @@ from fastcar_cli.system.plain_data import WHOLE, Size
 
 @dataclass(frozen=True, kw_only=True, config=WHOLE)
 class FrameTokenizerSpec(ConvSpec):
-    """Sizes of the frame tokenizer; `levels` are the quantiser's, one a dimension of a code."""
+    """Sizes of the frame tokenizer; `levels` are the quantiser's, one per dimension of a code."""
 
     latents: ClassVar[Sides] = (16, 20)
     late: ClassVar[bool] = True
@@ -79,7 +79,7 @@ class FrameTokenizer(nn.Module):
         self.quantize = FiniteScalars(spec.levels)
 
     def latents(self, frames: Tensor) -> Tensor:
-        """What codes are made of, float32 [B, D, R, S], of frames float32 [B, 3, H, W] in 0..1."""
+        """Latents to be quantised, float32 [B, D, R, S], of frames float32 [B, 3, H, W] in 0..1."""
         return self.quant_linear(self.encoder(frames)[0])
 
     def encode(self, frames: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The config.json of RLVR-World's tokenizers, as diffusers writes it, to a specification."""
+"""Reads a specification from the config.json of RLVR-World's tokenizers, as diffusers writes it."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ class VilaUCheckpoint(Released):
         assert isinstance(network, VideoModel)
         root = _root(self.folder)
         names: dict[str, dict[str, str]] = {part: {} for part in PARTS}
-        # A table that all depths share has the first one's name; some savers repeat it for the others.
+        # A table shared by all depths has the first one's name; some savers repeat it for the others.
         shared, repeated = network.shared(), set()
         for name in network.state_dict():
             part, _, rest = name.partition(".")

@@ -109,12 +109,12 @@ class VideoModel(Network):
         return self.rqvae.quantizer.codebooks
 
     def feedback_latent(self, latent: Tensor, index: Tensor | None = None) -> Tensor:
-        """See `Network`; with the tokens' indices [...] in the video, the result includes their place vectors."""
+        """See `Network`; with the tokens' indices [...] in the video, the result includes their position vectors."""
         x = self.projector(latent)
         return x if self.places is None or index is None else x + self.places(index)
 
     def added(self, tokens: int, prompts: Tensor, conditions: Tensor | None, begin: int = 0) -> Tensor | None:
-        """See `Network`: learned vectors for places and placements, where the model has them."""
+        """See `Network`: vectors for positions and placements, if the model has them."""
         index = torch.arange(tokens, device=self.device)
         places = None if self.places is None else self.places(index)[:, None]
         if self.map is None:
@@ -123,7 +123,7 @@ class VideoModel(Network):
         return embedding if places is None else embedding + places
 
     def shared(self) -> dict[str, str]:
-        """See `Network`: a codebook that all depths share has the name of each."""
+        """See `Network`: a codebook shared by all depths has the name of each."""
         first, *others = (f"rqvae.quantizer.codebooks.{d}.weight" for d in range(self.spec.rqvae.depth))
         return dict.fromkeys(others, first) if self.spec.rqvae.shared_codebook else {}
 

@@ -22,10 +22,10 @@ from fastcar_cli.system.plain_data import WHOLE, Count, Flag, Layers, MaybeLayer
 class RQVAESpec:
     """Sizes of the quantiser and of the decoder. Raises ValueError for sizes that do not fit.
 
-    `grid` is (rows, columns) of code positions a frame; `latent_size`, where given, is what latents are resized to
-    before decoding; `norm_groups` the groups of every GroupNorm (with few channels more than one must share a group, or
-    the absolute colour is normalised away). With `widths` the decoder is that of `patch_decoder.py` with such hidden
-    layers, and of `ch_mult` only the length counts.
+    `grid`: (rows, columns) of code positions per frame; `latent_size`: latents are resized to it before decoding, if
+    given; `norm_groups`: the groups of every GroupNorm (if there are few channels, several must share a group, or the
+    absolute colour is normalised away). With `widths` the decoder is a `PatchDecoder` with these hidden layers, and
+    only the length of `ch_mult` matters.
     """
 
     grid: tuple[Size, Size]
@@ -57,7 +57,7 @@ class RQVAESpec:
 
     @property
     def tokens_per_frame(self) -> int:
-        """N, positions a frame."""
+        """N, positions per frame."""
         return self.grid[0] * self.grid[1]
 
     @property
@@ -108,7 +108,7 @@ class Quantizer(nn.Module):
         super().__init__()
         tables = [table(spec.codes + 1, spec.code_width) for _ in range(1 if spec.shared_codebook else spec.depth)]
         modules = nn.ModuleList(tables * spec.depth if spec.shared_codebook else tables)
-        # One a depth.
+        # One per depth.
         self.codebooks = cast(Sequence[nn.Embedding], modules)
 
     def vectors(self, codes: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class LlamaTokenizer:
     """BOS, the pieces of the templated prompt, `<vi_start>`.
 
     `folder` is the `llm` folder of a checkpoint, with tokenizer.model and perhaps added_tokens.json; `vocab` are the
-    rows of the embedding table, the added tokens its last four; `limit` is the most ids a prompt may have. Raises
+    rows of the embedding table, the added tokens its last four; `limit` is the most ids of a prompt. Raises
     RequestError for a missing or damaged file, and for added tokens that do not fit the table.
     """
 
@@ -65,7 +65,7 @@ class LlamaTokenizer:
         ids = self.encode(prompt)
         if len(ids) > self._limit:
             raise RequestError(
-                f"the prompt is too long: {len(ids)} tokens with its template, there is room for {self._limit}",
+                f"the prompt is too long: {len(ids)} tokens with its template, at most {self._limit} fit",
                 hint="shorten the prompt, or generate fewer frames",
             )
         return Reading(ids, tuple(self._pieces.EncodeAsPieces(prompt.strip())), ())
@@ -79,16 +79,16 @@ class LlamaTokenizer:
         return self.encode("")
 
     def notices(self, prompt: Prompt, model: str) -> list[str]:
-        """None; raises RequestError as `read` does."""
+        """None; raises RequestError like `read`."""
         self.read(text_of(prompt, f"the model {model!r}"))
         return []
 
     def conditions(self, prompts: Sequence[Prompt], frames: int) -> None:
-        """See `PromptReader`: nothing but the text."""
+        """See `PromptReader`: there are none."""
 
 
 def _added(folder: Path, vocab: int) -> int:
-    """Id of `<vi_start>`: what added_tokens.json says, which must agree with the table's last four rows."""
+    """Id of `<vi_start>` from added_tokens.json, which must agree with the table's last four rows."""
     expected = vocab - len(ADDED) + ADDED.index("<vi_start>")
     file = folder / "added_tokens.json"
     if not file.is_file():
