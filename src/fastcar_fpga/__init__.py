@@ -1,6 +1,6 @@
 """`fpga-sim`: the emulated accelerator of FastCar (arXiv 2505.14709) with Dynamic Resource Scheduling (docs/fpga.md).
 
-`fastcar_cli` uses the names below and no module of the package.
+`fastcar_cli` uses only the names below and imports no module of the package.
 """
 
 from fastcar_fpga.backend import FpgaBackend, check_weights

@@ -1,7 +1,7 @@
-"""What the cores compute: an MLP backend in the accelerator's number format (integer.py has `int8-exact`).
+"""The arithmetic of the cores: an MLP backend in the accelerator's number format (integer.py has `int8-exact`).
 
-Weights are rounded as `--dtype` would, activations are int8 with a scale a token. Sums of products are exact; what is
-between two products (scales, SiLU) is computed in floats.
+Weights are quantised as with `--dtype`, activations are int8 with one scale per token. Sums of products are exact;
+between two products, scales and SiLU are computed in floats.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from fastcar_fpga.layer import check_rows
 from fastcar_fpga.preset import Preset
 
 WEIGHTS = {"int8": "int8", "int8-exact": "int8", "int4": "int4"}
-"""What weights are stored as in the formats that are not float."""
+"""The weight format of each number format that is not float."""
 
 _EXAMPLES = {"int8": "edge-int8 or u280-int8", "int4": "edge-int4 or u280-int4"}
 
 
 def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric int8 of x float32 [n, k], a scale a token: int8 [n, k], and scales float32 [n, 1]."""
+    """Quantise x float32 [n, k] to symmetric int8 [n, k] with one scale per token, float32 [n, 1]."""
     scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127.0
     return (x / scale).round().to(torch.int8), scale
 
 
 def group_sums(x: Tensor, linear: QuantisedLinear) -> Tensor:
-    """As `sums`, with int4 weights and the sum of a group times its scale, exact below 2^29: float64 [n, out]."""
+    """Like `sums`, for int4 weights: sums of groups times their scales, exact below 2^29, float64 [n, out]."""
     return F.linear(x.double(), linear.widened(torch.float64))
 
 
 def product(linear: QuantisedLinear, x: Tensor) -> Tensor:
-    """The map of float32 [n, in] coded in int8, float32 [n, out]."""
+    """Map float32 [n, in], quantised to int8, to float32 [n, out]."""
     whole, scale = quantise(x)
     if linear.form.group:
         return (group_sums(whole, linear) * scale).float()
@@ -46,10 +46,10 @@ def product(linear: QuantisedLinear, x: Tensor) -> Tensor:
 
 
 def stored(mlp: MLP, kind: str) -> tuple[QuantisedLinear, QuantisedLinear, QuantisedLinear]:
-    """Gate, up and down as `kind`: themselves where they are held so, else rounded.
+    """The gate, up and down matrices in format `kind`: unchanged if already quantised, otherwise quantised here.
 
-    int4 divides the inputs of down into groups by adding zeros, as `convert` does: silu(0) * 0 = 0. Raises RequestError
-    for a width that it can't divide.
+    int4 pads the inputs of down with zeros to whole groups, like `convert` (silu(0) * 0 = 0). Raises RequestError for a
+    width that groups don't divide.
     """
     matrices = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
     if isinstance(mlp.gate_proj, QuantisedLinear):
@@ -59,7 +59,7 @@ def stored(mlp: MLP, kind: str) -> tuple[QuantisedLinear, QuantisedLinear, Quant
         if gate.shape[1] % GROUP:
             raise RequestError(
                 f"int4 weights need input widths divisible by {GROUP}, the model's MLPs have {gate.shape[1]}",
-                hint="an accelerator with another format, such as u280-int8",
+                hint="use an accelerator with another format, such as u280-int8",
             )
         missing = -down.shape[1] % GROUP
         gate, up, down = F.pad(gate, (0, 0, 0, missing)), F.pad(up, (0, 0, 0, missing)), F.pad(down, (0, missing))
@@ -75,7 +75,7 @@ def _rounded(weight: Tensor, kind: str) -> QuantisedLinear:
 
 
 def check_weights(held: str, preset: Preset) -> None:
-    """Refuse a model whose weights are held in few bits on an accelerator of another format. Raises RequestError."""
+    """Refuse a model with quantised weights on an accelerator of another format. Raises RequestError."""
     wanted = WEIGHTS.get(preset.format.kind)
     if held in PACKED and held != wanted:
         raise RequestError(
@@ -87,7 +87,7 @@ def check_weights(held: str, preset: Preset) -> None:
 
 
 def mlp_of(mlp: MLP, preset: Preset) -> Callable[[Tensor], Tensor]:
-    """The MLP of a block in an accelerator's format, [n, width] to [n, width]; RequestError for weights of another."""
+    """The MLP of a block in an accelerator's format, [n, width] to [n, width]; RequestError for weights in another."""
     if isinstance(mlp.gate_proj, QuantisedLinear):
         check_weights(mlp.gate_proj.form.name, preset)
     kind = preset.format.kind
@@ -105,7 +105,7 @@ def mlp_of(mlp: MLP, preset: Preset) -> Callable[[Tensor], Tensor]:
 
 
 class FpgaBackend:
-    """Computes the MLPs in an accelerator's format. Raises RequestError for too many rows, and for other weights."""
+    """Computes the MLPs in an accelerator's format. Raises RequestError for too many rows, or weights in another."""
 
     name = "fpga-sim"
 

@@ -1,4 +1,4 @@
-"""Replay decisions, saved from a run or drawn, and the passes in which they were taken."""
+"""Replay decisions, saved from a run or synthetic, and the passes in which they were made."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Windows:
     """Passes in order, from the first visual token on; row r belongs to video r % videos.
 
     taken [passes]: input tokens of each video. accepted [passes, videos]: how many became final. replayed [layers,
-    rows, inputs]: decisions of all inputs, pass by pass. Raises ValueError where these contradict each other.
+    rows, inputs]: decisions of all inputs, pass by pass. Raises ValueError if these contradict each other.
     """
 
     taken: Counts
@@ -46,7 +46,7 @@ class Windows:
             raise ValueError(f"{taken.sum()} input tokens, decisions of {self.replayed.shape[2]}")
 
     def within(self, tokens: int) -> Windows:
-        """The same in passes of at most so many tokens of a video, without those that only have rejected tokens."""
+        """The same in passes of at most `tokens` tokens per video, without passes that only have rejected tokens."""
         parts = -(-self.taken // tokens)
         number = np.repeat(np.arange(len(parts)), parts)
         offset = (np.arange(len(number)) - (parts.cumsum() - parts)[number]) * tokens
@@ -63,7 +63,7 @@ class Windows:
 
     @property
     def tokens(self) -> Counts:
-        """The input token in each slot (draft x rows + row), [slots, passes]; -1 where a pass leaves it empty."""
+        """The input token in each slot (draft x rows + row), [slots, passes]; -1 if the pass leaves it empty."""
         rows, videos = self.replayed.shape[1], self.accepted.shape[1]
         first = np.tile(self.first, rows // videos).T
         drafts = np.arange(self.taken.max())[:, None, None]
@@ -80,7 +80,7 @@ class Windows:
         return by_draft.reshape(layers, -1, len(self.taken))
 
     def final(self, tokens: int) -> Bits:
-        """Decisions of the first final tokens of each row, [layers, rows, tokens]; ValueError where there are fewer."""
+        """Decisions of the first final tokens of each row, [layers, rows, tokens]; ValueError if there are fewer."""
         if self.accepted.sum(0).min() < tokens:
             raise ValueError(f"{self.accepted.sum(0).min()} final tokens, not {tokens}")
         begin = self.taken.cumsum() - self.taken
@@ -95,8 +95,8 @@ class Windows:
 
 @dataclass(frozen=True)
 class Decisions:
-    """Decisions with what is needed to emulate them: replayed [layers, rows, T*N - 1], of the input tokens that became
-    final, and the passes, if some took several tokens of a video.
+    """Decisions, and what emulating them requires: replayed [layers, rows, T*N - 1], for the input tokens that became
+    final, and the passes, if some took several tokens per video.
     """
 
     replayed: Bits
@@ -109,14 +109,14 @@ class Decisions:
     windows: Windows | None = None
 
     def fitting(self) -> Decisions:
-        """These in passes that the Index Register has bits for. Raises RequestError for more rows than it has bits."""
+        """The same in passes that fit the Index Register. Raises RequestError for more rows than it has bits."""
         rows = self.replayed.shape[1]
         check_rows(rows)
         return self if self.windows is None else replace(self, windows=self.windows.within(INDEX_BITS // rows))
 
 
 class _Meta(Foreign):
-    """What a file says of its decisions."""
+    """A file's description of its decisions."""
 
     format: Literal["fastcar-decisions"]
     version: Literal[1, 2]  # 1 has no windows
@@ -130,7 +130,7 @@ class _Meta(Foreign):
 
 
 def save(file: Path, decisions: Decisions) -> None:
-    """Write a file: one bit a decision, compressed. Raises RunError where it can't be written."""
+    """Write a file: one bit per decision, compressed. Raises RunError if it can't be written."""
     about = dict(vars(decisions), spec=decisions.spec.to_dict())
     bits, windows = about.pop("replayed"), about.pop("windows")
     passes = {}
@@ -174,16 +174,16 @@ def draw(
 ) -> Bits:
     """Synthetic decisions [layers, rows, passes] of a workload with a mean replay ratio over all passes.
 
-    spread: `eligible` leaves the first frame computing, `all` spreads the ratio over every pass (our reading of the
+    spread: `eligible` leaves out the first frame, `all` spreads the ratio over every pass (our reading of the
     published table). pair_correlation: probability that rows i and i + rows / 2 share their decision. profile: `flat`,
-    or `valley`, where the middle layers replay least (the outline of the published Figure 5). Raises RequestError where
-    the ratio can't be reached.
+    or `valley`: the middle layers replay least (the outline of the published Figure 5). Raises RequestError if the
+    ratio can't be reached.
     """
     layers, rows, passes = work.layers, work.rows, work.steps
     first = work.tokens_per_frame if spread == "eligible" else 0
     if first >= passes:
         raise RequestError(
-            f"no pass may replay with {work.frames} frames", hint=("at least 2 frames, or ", Key("spread"), " all")
+            f"with {work.frames} frame no pass can replay", hint=("use at least 2 frames, or ", Key("spread"), " all")
         )
     rate = ratio * passes / (passes - first)
     if rate > 1 + 1e-12:

@@ -1,7 +1,7 @@
-"""Boards: their memories, resources and power; every number has a unit, a source and a kind. And the time of a DRAM.
+"""Boards (memories, resources and power; every number has a unit, a source and a kind), and the timing of DRAM.
 
-A DRAM streams: banks, rows, bank groups, bursts, refresh, and the ports in front of it. All channels do the same side
-by side. Times are whole picoseconds, as in the harness of the RTL (`dram.h`).
+The DRAM model has banks, rows, bank groups, bursts, refresh, and the ports in front of it. All channels do the same in
+parallel. Times are whole picoseconds, as in the harness of the RTL (`dram.h`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fastcar_cli.system.plain_data import checked
 
 
 class Entry(BaseModel):
-    """A part of a file: no other keys than its own."""
+    """A section of a file; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -29,7 +29,7 @@ T = TypeVar("T", bound=Entry)
 
 
 class Constant(Entry):
-    """A number with its unit, where it comes from, and what kind of knowledge that is."""
+    """A number with its unit, its source, and the kind of that source."""
 
     value: float = Field(ge=0, le=1e9, allow_inf_nan=False)
     unit: str
@@ -38,18 +38,18 @@ class Constant(Entry):
 
 
 def In(unit: str, *, zero: bool = False, whole: bool = False, most: float = math.inf) -> AfterValidator:
-    """The unit that a constant must be given in; whether it may be 0 and must be an integer; the most it may be."""
+    """A check of a constant: its unit, whether it may be 0, whether it must be an integer, and its maximum."""
 
     def check(constant: Constant | None) -> Constant | None:
         if constant is None:
             return None
         if constant.unit != unit:
-            raise ValueError(f"unit is {constant.unit!r}, needed: {unit!r}")
+            raise ValueError(f"unit is {constant.unit!r}, expected {unit!r}")
         value = constant.value
         wrong = {"above 0": value == 0 and not zero, "at least 1e-06": 0 < value < 1e-6}
         wrong |= {"an integer": whole and bool(value % 1), f"at most {most:g}": value > most}
         if needed := next((needed for needed in wrong if wrong[needed]), ""):
-            raise ValueError(f"value is {value:g}, needed: {needed}")
+            raise ValueError(f"value is {value:g}, expected {needed}")
         return constant
 
     return AfterValidator(check)
@@ -79,14 +79,14 @@ class Bank(Entry):
 
 
 class Power(Entry):
-    """board: all of it under load, as published. idle: what flows beside the activity that the emulator counts."""
+    """board: the total under load, as published. idle: power besides the activity that the emulator counts."""
 
     board: Annotated[Constant, In("W", zero=True)]
     idle: Annotated[Constant, In("W", zero=True)]
 
 
 class Resources(Entry):
-    """What the logic has."""
+    """Resources of the logic."""
 
     source: str
     LUT: int
@@ -106,7 +106,7 @@ class Device(Entry):
     resources: Resources | None = None
 
     def bank(self, part: str) -> Bank:
-        """The memory of this part. Raises RequestError where the board has none."""
+        """The memory of this part. Raises RequestError if the board has none."""
         if part not in self.memories:
             raise RequestError(f"device {self.name} has no memory {part}", hint=f"it has {', '.join(self.memories)}")
         return self.memories[part]
@@ -133,7 +133,7 @@ _INTERVALS = 8
 
 
 class DramTiming(Entry):
-    """Nanoseconds, but for tCCD_S and tCCD_L: clocks between two reads, of other bank groups and of the same."""
+    """Nanoseconds, except tCCD_S and tCCD_L: clocks between two reads, in different bank groups and in one."""
 
     tRCD: Positive
     tRP: Positive
@@ -151,7 +151,7 @@ class DramTiming(Entry):
     @model_validator(mode="after")
     def _between(self) -> DramTiming:
         if self.tREFI <= (least := self.tRFC + self.tRP + self.tRCD):
-            raise ValueError(f"tREFI is {self.tREFI:g}, needed: above tRFC + tRP + tRCD = {least:g}")
+            raise ValueError(f"tREFI is {self.tREFI:g}, expected above tRFC + tRP + tRCD = {least:g}")
         return self
 
 
@@ -171,7 +171,7 @@ class Part(Entry):
     @model_validator(mode="after")
     def _whole(self) -> Part:
         if self.width * self.burst % 8 or self.row % self.burst_bytes:
-            raise ValueError(f"row is {self.row}, needed: whole bursts of {self.width} bit x {self.burst} / 8 bytes")
+            raise ValueError(f"row is {self.row}, expected whole bursts of {self.width} bit x {self.burst} / 8 bytes")
         return self
 
     @property
@@ -181,7 +181,7 @@ class Part(Entry):
 
     @property
     def bank_bursts(self) -> int:
-        """Bursts of a row in each bank group: a stream comes to the next bank after so many."""
+        """Bursts of a row in each bank group, after which a stream comes to the next bank."""
         return self.row // self.burst_bytes * self.groups
 
     @property
@@ -192,7 +192,7 @@ class Part(Entry):
 
 @cache
 def load_part(name: str) -> Part:
-    """A memory part by name or a YAML file by path. Raises RequestError naming file and key, a missing timing too."""
+    """A memory part by name or a YAML file by path. Raises RequestError naming file and key, even a missing timing."""
     return load_entry(Part, "memory part", name, "memory")
 
 
@@ -211,7 +211,7 @@ class ReadStream:
     apart: int = 0
 
     def burst(self, count: int) -> int:
-        """Where the burst lies that is served after `count` others."""
+        """The index in the channel of the burst that is served after `count` others."""
         turns, within = divmod(count, self.turn)
         own = turns // self.streams * self.turn + within
         chunk, rest = divmod(own, self.chunk) if self.chunk else (0, own)
@@ -219,7 +219,7 @@ class ReadStream:
 
 
 class Dram:
-    """A channel and what its banks did last; `refreshes` counts those that were due."""
+    """A channel with the state of its banks; `refreshes` counts the refreshes that were due."""
 
     def __init__(self, stream: ReadStream) -> None:
         part, t = stream.part, stream.part.timing
@@ -248,7 +248,7 @@ class Dram:
         return group, rest % part.banks, rest // part.banks
 
     def read(self, burst: int, at: int = 0) -> int:
-        """When a burst that is requested at `at`, or once there is room for it, has passed the port."""
+        """The time when a burst, requested at `at` or as soon as there is room for it, has passed the port."""
         at = max(at, self.delivered[0])
         group, bank, row = self.place(burst)
         while (command := self._command(at, group, bank, row)) >= (self.refreshes + 1) * self.refi:
@@ -266,7 +266,7 @@ class Dram:
         return done
 
     def _command(self, at: int, group: int, bank: int, row: int) -> int:
-        """When the read command of a burst can be given."""
+        """The earliest time of a burst's read command."""
         last, last_group = self.last
         earliest = max(at, self.closed, last + self.ccd[last_group == group])
         held = self.open.get((group, bank))

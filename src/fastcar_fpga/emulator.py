@@ -1,7 +1,7 @@
 """Cycles of a whole run: every layer of every pass on the accelerator of layer.py, summed.
 
-A layer depends on nothing but which rows compute, so each Index Register word of a run is emulated once. A pass with
-drafts has a row for each input token of each row of the batch: a slot of the register.
+A layer's time depends only on which rows compute, so each Index Register word of a run is emulated once. In a pass with
+drafts, each input token of each row of the batch has a bit of the register: a slot.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCHEDULERS = ("drs", "static", "ideal")
 
 @dataclass(frozen=True)
 class Totals:
-    """What one component did in a run."""
+    """The activity of one component in a run."""
 
     cycles: float = 0.0
     macs: float = 0.0
@@ -36,7 +36,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run under one scheduler. by_core: cycles each MAC array multiplied; layer_cycles, layer_bytes: [layers]."""
+    """A run under one scheduler. by_core: busy cycles of each MAC array; layer_cycles, layer_bytes: [layers]."""
 
     scheduler: str
     components: dict[str, Totals]
@@ -47,12 +47,12 @@ class RunResult:
 
     @property
     def cycles(self) -> int:
-        """All of it, in whole cycles."""
+        """The total, in whole cycles."""
         return math.ceil(sum(c.cycles for c in self.components.values()) - 1e-6)
 
 
 class Emulator:
-    """An accelerator with a model's streams; raises RequestError where weights and keys do not fit the card."""
+    """An accelerator with a model's streams; raises RequestError if weights and keys do not fit the card."""
 
     def __init__(self, preset: Preset, work: Workload) -> None:
         check_memory(work, preset)
@@ -80,7 +80,7 @@ class Emulator:
         return math.ceil(sum(count.value * each[name] for name, count in counts.items() if count is not None))
 
     def all_rows(self, program: Program, rows: int | None = None) -> int:
-        """Cycles of a kernel that every row runs, dealt to the cores; rows: other than the batch has."""
+        """Cycles of a kernel that every row runs, dealt to the cores; rows: instead of the batch's."""
         return -(-(rows or self.work.rows) // self.preset.cores) * (START + cycles(program, self.rates))
 
     def weight_bytes(self, program: Program) -> float:
@@ -88,9 +88,9 @@ class Emulator:
         return sum(self.rates.moved(i.amount) for i in program.instructions if i.op == "load")
 
     def attention(self, context: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Cycles of the attention core of one layer by pass, of context lengths [slots, passes], 0 in an empty slot.
+        """Cycles of the attention core of one layer per pass, from context lengths [slots, passes], 0 in an empty slot.
 
-        Keys and values are each slot's own, so the cores of a round share the bandwidth, unless weights are private,
+        Each slot has its own keys and values, so the cores of a round share the bandwidth, unless weights are private,
         and the longest context of a round counts. m equal tiles in a double buffer take latency + load + (m - 1)
         max(load, work) + work, load in whole bursts.
         """
@@ -121,7 +121,7 @@ class Emulator:
         return work.layers * (maps + self.chain + float(self.attention(context).sum())) + heads
 
     def layer_cycles(self, computing: Bits, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Cycles of one layer's MLPs and of DRS, by which slots compute [..., slots] and how many there are [...]."""
+        """Cycles of one layer's MLPs and of DRS, from the slots that compute [..., slots] and their number [...]."""
         words = (computing * (1 << np.arange(computing.shape[-1], dtype=np.uint64))).sum(-1)
         keys = words | (slots.astype(np.uint64) << np.uint64(INDEX_BITS))
         unique, where = np.unique(keys, return_inverse=True)
@@ -132,7 +132,7 @@ class Emulator:
     def run(
         self, replayed: Bits, scheduler: str = "drs", *, dense: bool = False, tokens: NDArray[np.int64] | None = None
     ) -> RunResult:
-        """Emulate the decisions `replayed` [layers, slots, passes]; `dense` computes every row instead.
+        """Emulate the decisions `replayed` [layers, slots, passes]; `dense`: every row computes instead.
 
         tokens [slots, passes]: see `Windows`; None: a pass takes one token of each row. Raises RequestError for an
         unknown scheduler, a pattern of another shape, or more slots than the Index Register has bits.
@@ -157,7 +157,7 @@ class Emulator:
         rounds = -(-slots // c)
         rest = self._linear(self.depth, 1, slots)
         if (constant := self.preset.rest.seconds_per_step) is not None:
-            # The constant is that of one token a row; more take as much longer as the rounds they need.
+            # The constant is for one token per row; more tokens take longer in proportion to their rounds.
             steps = rounds.sum() / -(-work.rows // c)
             rest = Totals(cycles=float(constant.value / self.preset.seconds_per_cycle * steps))
         projections = self._linear(self.projections, work.layers, slots)
@@ -198,7 +198,7 @@ class Emulator:
     def _mlps(
         self, scheduler: str, computing: Bits, slots: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Cycles of the MLPs and of DRS, and streams of weights, [layers, passes] each; rows by core."""
+        """Cycles of the MLPs and of DRS, and streams of weights, [layers, passes] each; rows per core."""
         c, counts = self.preset.cores, computing.sum(1)
         drs = np.zeros(counts.shape)
         if scheduler == "ideal":
@@ -219,7 +219,7 @@ class Emulator:
         return mlp, drs, streams, per_core.sum((0, 1)).astype(float)
 
     def _linear(self, program: Program, times: int, slots: NDArray[np.int64]) -> Totals:
-        """Totals of a kernel that every slot runs, `times` a pass; slots [passes]: how many there are."""
+        """Totals of a kernel that every slot runs, `times` per pass; slots [passes]: their number."""
         rounds, rows = -(-slots // self.preset.cores).sum(), float(times * slots.sum())
         return Totals(
             cycles=float(times * rounds) * (START + cycles(program, self.rates)),

@@ -27,7 +27,7 @@ MULTIPLIER_BITS = 16  # bits of a weight row's multiplier
 MOST_SHIFT = 62  # a longer shift leaves nothing of a product of sum, multiplier and mantissa
 
 TABLE_STEP, TABLE_END = 5, 16
-"""The table of the logistic function has 2^5 entries a unit, from 0 to 16; beyond, the function is 1."""
+"""The table of the logistic function has 2^5 entries per unit, from 0 to 16; beyond, the function is 1."""
 
 TABLE = torch.tensor([round(2**16 / (1 + math.exp(-i / 2**TABLE_STEP))) for i in range((TABLE_END << TABLE_STEP) + 1)])
 """The logistic function of i / 32 in units of 2^-16, int64 [513]."""
@@ -76,14 +76,14 @@ def rows_of(linear: QuantisedLinear) -> Rows:
     if exponent < FRACTION:
         raise RequestError(
             f"int8-exact takes weights of at most {127 * 127:,}, the model has {float(scale.amax()) * 127 * 127:,.0f}",
-            hint="an accelerator with another format, such as u280-int8",
+            hint="use an accelerator with another format, such as u280-int8",
         )
     multiplier = (scale * 2.0**exponent).round().clamp(max=2**MULTIPLIER_BITS - 1).long()
     return Rows(linear.weight, multiplier, exponent)
 
 
 def code_floats(x: Tensor) -> Coded:
-    """Vectors float [n, k] as the norm before an MLP gives them, up to 32,768; halves are rounded away from 0."""
+    """Code float vectors [n, k] from the norm before an MLP, up to 32,768; halves are rounded away from 0."""
     x = x.double()
     most = x.abs().amax(-1, keepdim=True)
     exponent = (MANTISSA_BITS - torch.frexp(most).exponent.long()).clamp(0, MOST_SHIFT)
@@ -93,7 +93,7 @@ def code_floats(x: Tensor) -> Coded:
 
 
 def code(x: Tensor) -> Coded:
-    """Fixed-point vectors int64 [n, k] coded; quotients are exact before they are rounded, halves away from 0."""
+    """Code fixed-point vectors int64 [n, k]; quotients are exact before they are rounded, halves away from 0."""
     most = x.abs().amax(-1, keepdim=True)
     # frexp of an integer below 2^53 gives how many bits it has.
     drop = (torch.frexp(most.double()).exponent.long() - MANTISSA_BITS).clamp(min=0)
@@ -132,7 +132,7 @@ def activated(gate: Tensor, up: Tensor) -> Tensor:
 
 
 class IntegerMLP:
-    """An MLP in integers, [n, width] to the same in its dtype."""
+    """An MLP in integers; maps [n, width] to [n, width] in the same dtype."""
 
     def __init__(self, gate: QuantisedLinear, up: QuantisedLinear, down: QuantisedLinear) -> None:
         self.gate, self.up, self.down = rows_of(gate), rows_of(up), rows_of(down)

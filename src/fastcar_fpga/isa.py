@@ -1,4 +1,4 @@
-"""The instruction set: one stream of instructions a row, compiled once per layer shape, and its cycles on one core.
+"""The instruction set: one stream of instructions per row, compiled once per layer shape, and its cycles on one core.
 
 A stream takes the weights of a layer through the local buffer, tile by tile. Its instructions run on three units of a
 core: `load` on the memory port, `multiply` on the MAC array; on the vector unit `activate` (SiLU of the gate times up),
@@ -28,8 +28,8 @@ class Instruction:
     op: Op
     amount: int  # bytes of a load, MACs of a multiply, or elements
     tile: int
-    after: tuple[int, ...]  # indices of instructions that must be done first; those of one unit run in order besides
-    outputs: int = 0  # of a load: how many have weights in it
+    after: tuple[int, ...]  # indices of instructions that must be done first; besides, each unit runs in order
+    outputs: int = 0  # of a load: number of outputs that have weights in it
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Program:
     name: str
     instructions: tuple[Instruction, ...]
     words: int  # of its packet, a header with the row and how many words follow, and the instructions
-    weight_bytes: int  # what passes the buffer
+    weight_bytes: int  # that pass the buffer
     macs: int
     vector_elements: int
 
 
 class _Stream:
-    """A stream being written, with the buffer's rule: of `window` tiles, one may be loaded when the oldest is used."""
+    """A stream being built. The buffer holds `window` tiles: the next is loaded when the oldest has been used."""
 
     def __init__(self, window: int) -> None:
         self.window = window
@@ -65,7 +65,7 @@ class _Stream:
         return self._uses[-1]
 
     def program(self, name: str) -> Program:
-        """All of the stream, with its totals."""
+        """The whole stream, with its totals."""
         totals = dict.fromkeys(("memory", "mac", "vector"), 0)
         for i in self.instructions:
             totals[UNIT_OF[i.op]] += i.amount
@@ -73,12 +73,12 @@ class _Stream:
 
 
 def _split(total: int, parts: int) -> list[int]:
-    """Total in whole parts that differ by one at most."""
+    """Split a total into whole parts that differ by at most one."""
     return [total * (i + 1) // parts - total * i // parts for i in range(parts)]
 
 
 def _tiles(inputs: int, outputs: int, bits: float, tile_bytes: int) -> list[tuple[int, int, int]]:
-    """(outputs, bytes, MACs) of the tiles of a matrix, cut along its outputs. Where a row of it needs several tiles,
+    """(outputs, bytes, MACs) of the tiles of a matrix, cut along its outputs. If a row of it needs several tiles,
     its output counts for the last of them.
     """
     size = math.ceil(inputs * outputs * bits / 8)
@@ -131,7 +131,7 @@ SETTLE = 10  # cycles from an operation of the vector unit in int8-exact to its 
 
 
 def drain(macs: int) -> int:
-    """Cycles from a multiply in int8-exact to its fixed-point numbers: an array of so many MACs, requantise.sv."""
+    """Cycles from a multiply of an array of this many MACs in int8-exact to its fixed-point numbers (requantise.sv)."""
     return (macs - 1).bit_length() + 9
 
 
@@ -143,16 +143,16 @@ def mlp_program(preset: Preset, width: int, mlp_width: int) -> Program:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a core does in a cycle: MACs, elements of vectors, bytes of memory."""
+    """A core's work per cycle: MACs, elements of vectors, bytes of memory."""
 
     macs: float
     lanes: float
     bytes: float
     burst: int = 1  # bytes of a burst; a transfer moves whole bursts
-    latency: int = 0  # cycles from a request to its first beat; requests are pipelined, one a cycle
+    latency: int = 0  # cycles from a request to its first beat; requests are pipelined, one per cycle
     drain: int = 0  # cycles from the end of a multiply until the vector unit has its sums
     settle: int = 0  # cycles from the end of one of its operations to the results
-    scale: float = 0.0  # cycles in which the scales of an output come
+    scale: float = 0.0  # cycles in which the scales of an output arrive
 
     @classmethod
     def of(cls, preset: Preset) -> Rates:
@@ -171,7 +171,7 @@ class Rates:
         )
 
     def lag(self, unit: str, for_unit: str) -> int:
-        """Cycles from the end of an instruction of `unit` until one of `for_unit` may use what it made."""
+        """Cycles from the end of an instruction of `unit` until one of `for_unit` may use its result."""
         return self.settle if unit == "vector" else self.drain if (unit, for_unit) == ("mac", "vector") else 0
 
     def moved(self, size: float) -> float:
@@ -179,7 +179,7 @@ class Rates:
         return math.ceil(size / self.burst - _EPSILON) * self.burst
 
     def length(self, instruction: Instruction) -> int:
-        """Cycles the unit is busy with an instruction; of a load, those in which its beats pass."""
+        """Cycles the unit is busy with an instruction; for a load, those in which its beats pass."""
         if instruction.op == "load":
             weights = self.moved(instruction.amount) / self.bytes
             return math.ceil(max(weights, instruction.outputs * self.scale) - _EPSILON)
@@ -189,7 +189,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Span:
-    """One instruction as it ran, from the cycle in which its row begins at 0; a load begins with its request."""
+    """One instruction as it ran, in the cycles of `begins` (see `spans`); a load begins with its request."""
 
     unit: str
     op: str
@@ -205,10 +205,10 @@ def spans(
     loaded: bool = False,
     serve: Callable[[int, int], int] | None = None,
 ) -> list[list[Span]]:
-    """Every instruction as it runs on each core of a round, by the cycles in which their rows begin.
+    """Every instruction as it runs on each core of a round; begins: the cycles in which the cores' rows begin.
 
-    A tile is sent to all of them, when each has room for it. loaded: tiles that fit the buffer wait there. serve: when
-    the bytes of a load that is requested at a time are there; None: beats at the rate, `latency` after the request.
+    A tile is sent to all of them when each has room for it. loaded: tiles that fit the buffer are already there. serve:
+    the time a load arrives, from its request and bytes; None: beats at the rate, `latency` after the request.
     """
     ran: list[list[Span]] = [[] for _ in begins]
     free = [{"mac": begin, "vector": begin} for begin in begins]
@@ -222,7 +222,7 @@ def spans(
             if instruction.after or not loaded:
                 begin = max(request, *ready)
                 request = begin + 1
-                # Beats pass in the order of the requests; the latency of one passes beside the beats of another.
+                # Beats pass in the order of the requests; the latency of one overlaps the beats of another.
                 requested = begin + rates.latency
                 end = passed = serve(requested, instruction.amount) if serve else max(requested, passed) + length
             for of in ran:

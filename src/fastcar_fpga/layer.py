@@ -1,9 +1,9 @@
 """One layer's MLPs on the accelerator, cycle by cycle: DRS, the queues before the cores, the cores.
 
 The contract, also of the RTL (docs/rtl.md): cycle 0 loads the Index Register, the mapping takes `remap` cycles. Then
-the packets of the rows arrive in order, a word a cycle. A row that computes waits until its core's queue has room for
-its packet; a dropped row costs `drop` cycles. A core that has its packet starts in one cycle more. A packet leaves the
-queue when its row is done. With the weights in `lockstep` the cores of a round start together once the last has its
+the packets of the rows arrive in order, one word per cycle. A row that computes waits until its core's queue has room
+for its packet; a dropped row costs `drop` cycles. A core that has its packet starts one cycle later. A packet leaves
+the queue when its row is done. With the weights in `lockstep` the cores of a round start together once the last has its
 packet; with `multicast` each starts with its own packet, and a tile is sent when every core of the round has room for
 it; with `private` no core waits for another.
 """
@@ -19,23 +19,23 @@ from fastcar_cli.errors import RequestError
 from fastcar_fpga.isa import Program, Rates, cycles
 from fastcar_fpga.preset import Preset, Weights
 
-INDEX_BITS = 32  # width of the Index Register, and so the most rows of a batch
-START = 1  # cycles from a layer's start to the first mapping, and from a core's leave to start to its first instruction
+INDEX_BITS = 32  # width of the Index Register, and so the maximum rows of a batch
+START = 1  # cycles from a layer's start to the first mapping, and from a core's start signal to its first instruction
 
 
 def check_rows(rows: int) -> None:
-    """Refuse rows, one for each input token of a pass, beyond the Index Register's bits. Raises RequestError."""
+    """Refuse more rows (one per input token of a pass) than the Index Register has bits. Raises RequestError."""
     if rows > INDEX_BITS:
         raise RequestError(
             f"{rows} rows: the Index Register of DRS has {INDEX_BITS} bits, one per row and input token",
-            hint=f"rows x draft length at most {INDEX_BITS}; with guidance a video has two rows",
+            hint=f"use at most {INDEX_BITS} rows x draft length; with guidance a video has two rows",
         )
 
 
 class Registers:
     """The registers of Dynamic Resource Scheduling, as published.
 
-    Once per layer, when its TAS is known, the Index Register takes one bit a row (1: compute), and rows that compute
+    Once per layer, when its TAS is known, the Index Register takes one bit per row (1: compute), and rows that compute
     are dealt to the cores round-robin into the 32 Mapping Registers of `mapping_bits` bits.
     """
 
@@ -76,13 +76,13 @@ class Accelerator:
 
     cores: int
     weights: Weights
-    row: int  # of a row from its begin
-    late: int  # of a row whose first tiles are there before it begins (`multicast`)
+    row: int  # of a row, from its begin
+    late: int  # of a row whose first tiles arrive before it begins (`multicast`)
     remap: int
-    packet: int  # of the words of a row's packet
+    packet: int  # of a row's packet
     drop: int  # of a dropped one
     queue: int  # packets a core can hold
-    timed: Callable[[int, Sequence[int]], int] | None = None  # instead: by core and begins, when rows end
+    timed: Callable[[int, Sequence[int]], int] | None = None  # replaces `end`
 
     @classmethod
     def of(cls, preset: Preset, program: Program) -> Accelerator:
@@ -95,11 +95,11 @@ class Accelerator:
         return cls(preset.cores, preset.hbm.weights, row, late, remap, packet, drop, queue)
 
     def rounds(self, rounds: int) -> int:
-        """Cycles of so many rounds whose packets are all there: a layer without what DRS costs."""
+        """Cycles of this many rounds whose packets are all there: a layer without the cost of DRS."""
         return rounds * (START + self.row)
 
     def end(self, core: int, begins: Sequence[int]) -> int:
-        """When rows that share the tiles of a core's memory and begin in these cycles of the layer end."""
+        """The cycle in which rows end that share the tiles of a core's memory and begin in cycles `begins`."""
         if self.timed is not None:
             return self.timed(core, begins)
         return max(min(begins) + self.row, max(begins) + self.late)
@@ -109,7 +109,7 @@ class Accelerator:
     ) -> tuple[list[Row], int]:
         """Run a layer whose Index Register is `index`; returns its rows and its cycles.
 
-        gaps [rows]: cycles the packet of a row comes later than it could. drs: registers that the layer before used.
+        gaps [rows]: cycles by which a row's packet is delayed. drs: registers that the previous layer used.
         """
         drs = drs or Registers(self.cores)
         drs.remap([row for row in range(rows) if index >> row & 1])
@@ -148,7 +148,7 @@ class _Cores:
     def span(self, core: int, turn: int) -> tuple[int, int]:
         """Begin and end of a row."""
         m = self.accelerator
-        # All cores of a round end it together: but for private weights `spans` has one list, that of the rounds.
+        # All cores of a round end together, so except for private weights `spans` has one list, that of the rounds.
         spans = self.spans[core if m.weights == "private" else 0]
         while len(spans) <= turn:
             free = spans[-1][1] if spans else 0

@@ -26,13 +26,13 @@ from fastcar_fpga.device import (
 )
 
 MAX_FITTED = 2  # constants of a preset that may be fitted to a measurement
-_ROWS = 2**10  # rows of a bank that each core's weights take, where cores meet in a channel: more than `share` reads
-Weights = Literal["lockstep", "multicast", "private"]  # how cores get a layer's weights: layer.py says what each means
+_ROWS = 2**10  # rows of a bank for each core's weights, if cores share a channel: more than `share` reads
+Weights = Literal["lockstep", "multicast", "private"]  # how cores get a layer's weights, see layer.py
 
 
 class Scales(Entry):
-    """Scales of weights that lie apart: `size` of an output, read by one port of `port`, a piece after the other; for
-    `use` cycles of an output none is read.
+    """Scales stored apart from the weights: `size` per output, read through one port of width `port`, piece by piece;
+    for `use` cycles per output none is read.
     """
 
     size: Annotated[Constant, In("bytes/output")]
@@ -41,24 +41,24 @@ class Scales(Entry):
     use: Annotated[Constant, In("cycles/output", zero=True)]
 
     def cycles(self, latency: float) -> float:
-        """Cycles an output; latency: from the request of a piece to its first data."""
+        """Cycles per output; latency: from the request of a piece to its first data."""
         return self.size.value * (latency / self.piece.value + 1 / self.port.value) + self.use.value
 
 
 class Hbm(Entry):
-    """Memory: channels that the cores share, or that are dealt to them where weights are private."""
+    """Memory: channels that the cores share, or that are dealt to them if weights are private."""
 
-    part: str  # of the device's memories
+    part: str  # one of the device's memories
     channels: Annotated[Constant, In("1", whole=True)]
     ports: Annotated[Constant, In("1", whole=True)]  # of `beat` bytes at port_clock
     port_clock: Annotated[Constant, In("MHz")]
     beat: Annotated[Constant, In("bytes", whole=True)]
     burst: Annotated[Constant, In("beats", whole=True)]  # of a request
     order: Order
-    capacity: Annotated[Constant | None, In("GiB")] = None  # where it is not the device's
-    keys: Literal["layer", "token"] = "layer"  # of a layer, or of a token, one after the other
-    ahead: Annotated[Constant, In("bursts", whole=True, most=4096)]  # requested of a channel and not there yet
-    requests: Annotated[Constant | None, In("requests", whole=True)] = None  # of a port; None: as many as it takes
+    capacity: Annotated[Constant | None, In("GiB")] = None  # if not the device's
+    keys: Literal["layer", "token"] = "layer"  # those of a layer, or of a token, are contiguous
+    ahead: Annotated[Constant, In("bursts", whole=True, most=4096)]  # requested from a channel and not there yet
+    requests: Annotated[Constant | None, In("requests", whole=True)] = None  # outstanding per port; None: no limit
     latency: Annotated[Constant, In("cycles", zero=True, whole=True)]
     scales: Scales | None = None
     weights: Weights
@@ -72,7 +72,7 @@ class Hbm(Entry):
 
 
 class Core(Entry):
-    """One core: MAC array, and what keys and values have in its place; vector unit, local weight buffer."""
+    """One core: MAC array, perhaps another one for attention, vector unit, local weight buffer."""
 
     mac_array: Annotated[Constant, In("MAC/cycle")]
     attention_array: Annotated[Constant | None, In("MAC/cycle")] = None
@@ -82,7 +82,7 @@ class Core(Entry):
 
 
 class NumberFormat(Entry):
-    """`float` passes values through, in any bits; others hold weights and int8 activations (backend.py)."""
+    """`float` leaves values unchanged, with any bits; others quantise weights and activations (backend.py)."""
 
     kind: Literal["float", "int8", "int8-exact", "int4"]
     weight_bits: int | float = Field(ge=1, le=32)
@@ -96,22 +96,22 @@ class NumberFormat(Entry):
 
     @property
     def stored_bits(self) -> float:
-        """Bits of a weight in memory: those of int4 have a scale in float16 for each 32."""
+        """Bits per weight in memory; int4 weights have a float16 scale for each 32."""
         return self.weight_bits + (16 / GROUP if self.kind == "int4" else 0)
 
 
 class Drs(Entry):
-    """Cost of Dynamic Resource Scheduling. A packet whose `dispatch` is None takes a cycle for each of its words."""
+    """Cost of Dynamic Resource Scheduling. If `dispatch` is None, a packet takes one cycle per word."""
 
     remap: Annotated[Constant, In("cycles/layer", zero=True, whole=True)]
     dispatch: Annotated[Constant | None, In("cycles/row", zero=True, whole=True)] = None
-    fetch: Literal["skip", "stream"]  # a dropped packet: jumped over in `drop` cycles, or as a dispatched one
+    fetch: Literal["skip", "stream"]  # a dropped packet: skipped in `drop` cycles, or like a dispatched one
     drop: Annotated[Constant, In("cycles/row", zero=True, whole=True)]
     queue: Annotated[Constant, In("packets", whole=True)]  # that a core holds
 
 
 class Rest(Entry):
-    """Depth transformer and heads: timed by the core model, or one constant a step."""
+    """Depth transformer and heads: timed by the core model, or one constant per step."""
 
     mode: Literal["modelled", "constant"]
     seconds_per_step: Annotated[Constant | None, In("s/step", zero=True)] = None
@@ -124,7 +124,7 @@ class Rest(Entry):
 
 
 class Chain(Entry):
-    """Steps of a layer that wait for the one before, so that nothing overlaps them."""
+    """Steps of a layer that wait for the previous step, so that nothing overlaps them."""
 
     waits: Annotated[Constant | None, In("1", zero=True, whole=True)] = None  # other products whose first tile waits
     passes: Annotated[Constant | None, In("1", zero=True)] = None  # of vectors of the model's width
@@ -133,20 +133,20 @@ class Chain(Entry):
 
 
 class Ring(Entry):
-    """Cards in a ring, each with its share of heads and outputs: after `gathers` steps a layer each gets all parts."""
+    """Cards in a ring, each with its share of heads and outputs: in `gathers` steps per layer each gets all parts."""
 
     gathers: Annotated[Constant, In("1", whole=True)]
     rate: Annotated[Constant, In("GB/s")]
     hop: Annotated[Constant, In("ns", zero=True)]
 
     def seconds(self, cards: int, size: float) -> float:
-        """Of a layer's gathers of `size` bytes in all."""
+        """Seconds of a layer's gathers, of `size` bytes in all."""
         hops = self.gathers.value * (cards - 1)
         return hops * (self.hop.value + size / cards / self.rate.value) * 1e-9
 
 
 class Energy(Entry):
-    """Prices of activity in the logic; the device has those of its memories and what flows besides."""
+    """Energy per operation in the logic; the device has that of its memories, and the idle power."""
 
     mac: Annotated[Constant, In("pJ/MAC", zero=True)]
     vector: Annotated[Constant, In("pJ/element", zero=True)]
@@ -199,7 +199,7 @@ class Preset(Entry):
 
     @property
     def part(self) -> Part:
-        """A channel of it."""
+        """A channel of that memory."""
         return load_part(self.hbm.part)
 
     @property
@@ -215,7 +215,7 @@ class Preset(Entry):
 
     @property
     def meeting(self) -> int:
-        """Cores that read a channel at once, each a stream of its own: with private weights, and fewer channels."""
+        """Number of cores that share a channel, each with its own stream; 1 without private weights."""
         return -(-self.cores // int(self.hbm.channels.value)) if self.hbm.weights == "private" else 1
 
     @property
@@ -227,7 +227,7 @@ class Preset(Entry):
         return max(1, channels // self.cores) / (channels * self.meeting)
 
     def stream(self, chunk: float = 0, stride: float = 0) -> ReadStream:
-        """How a channel is read; chunk, stride: bytes of all channels that lie together, and from one to the next.
+        """How a channel is read; chunk, stride: contiguous bytes over all channels, and the distance of two chunks.
         Cores that share a channel are served in turn, one request each, and start in consecutive banks.
         """
         hbm, part = self.hbm, self.part
@@ -240,7 +240,7 @@ class Preset(Entry):
         return ReadStream(part, hbm.order, round(port), int(hbm.ahead.value), *bursts, *meet)
 
     def rate(self, chunk: float = 0, stride: float = 0) -> float:
-        """Bytes a cycle, all cores together, of an endless stream (see `stream`), by memory and requests under way."""
+        """Bytes per cycle of an endless stream (see `stream`), all cores together, by memory and pending requests."""
         hbm, rate = self.hbm, self.peak * 1e3 * share(self.stream(chunk, stride)) / self.clock.value
         if hbm.requests is None:
             return rate
@@ -249,7 +249,7 @@ class Preset(Entry):
         return min(rate, under_way / (hbm.latency.value + beats))
 
     def keys_per_cycle(self, layers: int, kv_width: int) -> float:
-        """Bytes of keys and values a cycle, all cores together."""
+        """Bytes of keys and values per cycle, all cores together."""
         chunk = kv_width * self.format.kv_bits / 8
         return self.rate() if self.hbm.keys == "layer" else self.rate(chunk, 2 * layers * chunk)
 

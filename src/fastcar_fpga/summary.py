@@ -1,6 +1,6 @@
-"""One run on an accelerator as a document: against dense decoding, static mapping and the ideal, and its energy.
+"""The report of a run on an accelerator: compared with dense decoding, static mapping and the ideal, and its energy.
 
-Energy is `constant`, board power times time, or `activity`: what moves and computes times its price, and idle power.
+Energy is `constant` (board power times time), or `activity` (operations and bytes times their energy, and idle power).
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ class Comparison:
     """The same decisions under DRS, static mapping and the ideal schedule, and others beside them."""
 
     emulator: Emulator
-    computing: NDArray[np.bool_]  # [layers, slots, passes], of the Index Register
+    computing: NDArray[np.bool_]  # [layers, slots, passes], the slots that compute
     tokens: NDArray[np.int64]  # the input tokens there [slots, passes], -1 in empty slots
     drs: RunResult
     static: RunResult
     ideal: RunResult
-    dense: RunResult  # every row computed, one token a pass (static)
-    replay: RunResult  # the decisions with one token a pass (DRS)
+    dense: RunResult  # every row computed, one token per pass (static)
+    replay: RunResult  # the decisions with one token per pass (DRS)
     drafts: RunResult  # every row computed in the passes that ran (static)
 
     def per_token(self) -> dict[str, dict[str, float]]:
-        """What a final token of every video costs with one token a pass and in the passes that ran."""
+        """The cost of a final token of every video, with one token per pass and in the passes that ran."""
         kinds = {"dense": self.dense, "replay": self.replay, "drafts": self.drafts, "both": self.drs}
         steps, costs = self.emulator.work.steps, {}
         for kind, result in kinds.items():
@@ -108,7 +108,7 @@ class Comparison:
 
 
 def compare(emulator: Emulator, replayed: NDArray[np.bool_], windows: Windows | None = None) -> Comparison:
-    """Emulate decisions [layers, rows, T*N - 1] under every scheduler, in passes of one token or in these."""
+    """Emulate decisions [layers, rows, T*N - 1] under every scheduler, in passes of one token or in `windows`."""
     replay, dense = emulator.run(replayed), emulator.run(replayed, "static", dense=True)
     if windows is None:
         slots, tokens = replayed, np.broadcast_to(np.arange(replayed.shape[2]), replayed.shape[1:])
@@ -128,7 +128,7 @@ def compare(emulator: Emulator, replayed: NDArray[np.bool_], windows: Windows | 
 
 
 def emulate(preset: Preset, saved: Decisions) -> Comparison:
-    """Saved decisions on an accelerator. Raises RequestError where model or passes do not fit it."""
+    """Saved decisions on an accelerator. Raises RequestError if model or passes do not fit it."""
     lengths = {"frames": saved.frames, "prompt": saved.prompt}
     work = workload_of(saved.spec, rows=saved.replayed.shape[1], window=saved.window, sinks=saved.sinks, **lengths)
     return compare(Emulator(preset, work), saved.replayed, saved.fitting().windows)
@@ -196,9 +196,9 @@ def explain_layer(emulator: Emulator, computing: int, rows: int | None = None) -
         f"{preset.name}: {preset.title}",
         f"clock {preset.clock.value:g} MHz, {c} cores, {rows} rows, {computing} of them compute; step {step}",
         "",
-        f"MACs a cycle and core = array {preset.core.mac_array.value:g} x utilisation {preset.core.utilisation.value:g}"
-        f" = {rates.macs:g}",
-        f"HBM bytes a cycle = {hbm.channels.value:g} channels of {preset.part.name} x {preset.part.peak:g} GB/s x "
+        f"MACs per cycle and core = array {preset.core.mac_array.value:g} x utilisation "
+        f"{preset.core.utilisation.value:g} = {rates.macs:g}",
+        f"HBM bytes per cycle = {hbm.channels.value:g} channels of {preset.part.name} x {preset.part.peak:g} GB/s x "
         f"{share(preset.stream()):.1%} by its timing and {hbm.ports.value:g} ports x {hbm.beat.value:g} bytes x "
         f"{hbm.port_clock.value:g} MHz / clock = {preset.rate():.1f}, in requests of {rates.burst} bytes, "
         f"{rates.latency} cycles after the request",
@@ -208,19 +208,19 @@ def explain_layer(emulator: Emulator, computing: int, rows: int | None = None) -
         f"a row alone: multiply {mlp.macs:,} / {rates.macs:g} = {mlp.macs / rates.macs:,.0f} cycles, load "
         f"{mlp.weight_bytes / rates.bytes:,.0f} cycles; double-buffered: {accelerator.row:,} cycles",
         f"DRS deals {computing} rows round-robin to {c} cores: ceil({computing} / {c}) = {rounds} rounds "
-        f"({Registers(c).mapping_bits} mapping bits a row)",
+        f"({Registers(c).mapping_bits} mapping bits per row)",
         f"weights are {hbm.weights}: "
         + ("a round streams them once" if emulator.shared else "each core streams its own from its share of channels"),
         f"MLP = {rounds} x (start {START} + row {accelerator.row:,}) = {mlp_cycles:,} cycles",
-        f"DRS = start {START} + remap {accelerator.remap} + dispatch {mlp.words} words a packet, "
+        f"DRS = start {START} + remap {accelerator.remap} + dispatch {mlp.words} words per packet, "
         f"{accelerator.packet} cycles each, + drop {accelerator.drop} cycles each ({preset.drs.fetch}), "
-        f"beside running rows where a core's queue of {accelerator.queue} has room",
+        f"while rows run if a core's queue of {accelerator.queue} has room",
         *(f"  row {r.row}: {_course(r)}" for r in ran),
         f"both together {total:,} cycles, so DRS adds {total - mlp_cycles:,}",
         f"projections, all rows: {work.projection_weights:,} weights in ceil({rows} / {c}) rounds = "
         f"{projections:,.0f} cycles",
-        f"attention core, all rows: {context:,} keys x 2 x {work.width} MACs a row, "
-        f"{kv_bytes:,} bytes of keys and values a row = {attention:,.0f} cycles",
+        f"attention core, all rows: {context:,} keys x 2 x {work.width} MACs per row, "
+        f"{kv_bytes:,} bytes of keys and values per row = {attention:,.0f} cycles",
         *([f"steps that wait for each other, nothing streamed (chain) = {chain:,} cycles"] if chain else []),
         f"layer = {layer:,.0f} cycles = {layer * preset.seconds_per_cycle * 1e3:.3f} ms",
         "",

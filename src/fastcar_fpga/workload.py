@@ -1,4 +1,4 @@
-"""What a model asks of the accelerator a decode step, from its shapes alone."""
+"""A model's work on the accelerator per decode step, from its shapes alone."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Workload:
     kv_width: int
     heads: int
     projection_weights: int  # of a layer
-    depth_weights: int  # all that the codes of a position read
+    depth_weights: int  # all that are read to sample the codes of a position
     depth_outputs: int
     resident_weights: int
     tokens_per_frame: int
     frames: int
     prompt: int  # tokens before the first visual one
-    window: int | None = None  # last tokens attended to (None: all) beside `sinks`
+    window: int | None = None  # last tokens attended to (None: all) besides `sinks`
     sinks: int = 4
 
     @property
@@ -101,5 +101,5 @@ def check_memory(work: Workload, preset: Preset) -> None:
             f"{work.context(work.steps - 1):,} tokens x {_token_bytes(work, preset):,} bytes of keys and values = "
             f"{(held - weights) / 2**30:.2f} GiB, channels of {preset.hbm.part}: {preset.hbm.channels.value:g} with "
             f"{preset.capacity / 2**30:g} GiB in all",
-            hint="fewer rows, frames or bits, a window, more channels, or an accelerator with more memory",
+            hint="use fewer rows, frames or bits, a window, more channels, or an accelerator with more memory",
         )
