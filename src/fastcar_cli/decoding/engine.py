@@ -40,7 +40,7 @@ class Decode(Batch):
     executor_name: str | None = None  # also set after `release`
     why: str = ""
     rolls: int = 0  # how often the context has rolled
-    _segment: tuple[int, int] = (0, 0)
+    _segment: tuple[int, int] = (0, 0)  # positions at which the context begins and ends
     _again: int = 0
     _began: float | None = None
     _prefilled: Tensor | None = None
@@ -57,6 +57,7 @@ class Decode(Batch):
         self._frame_decoders = [
             self.model.frame_decoder(part) for part in self.prompts.ids[: self.prompts.videos].chunk(parts)
         ]
+        self._segment = 0, self._segment_end(0)
 
     @property
     def done(self) -> int:
@@ -107,7 +108,7 @@ class Decode(Batch):
         if forced is not None:
             self.draws.give(forced)
         self.draws.keep_logits = keep_logits
-        self.prepare()
+        self.start()
         if first:
             self.fast_forward()
             self.draws.done = [first] * self.prompts.videos
@@ -115,12 +116,6 @@ class Decode(Batch):
             step = self.step()
             if self.done > before:
                 yield step
-
-    @torch.inference_mode()
-    def prepare(self) -> None:
-        """Choose the executor, before the first step."""
-        self.start()
-        self._segment = 0, self._segment_end(0)
 
     @torch.inference_mode()
     def step(self) -> Step:

@@ -106,7 +106,7 @@ class World:
         decode.windows = self._windows
         if last:
             decode.draws.give(torch.cat([*last])[None])
-        decode.prepare()
+        decode.start()
         return decode
 
     def _make_room(self) -> None:
@@ -217,9 +217,8 @@ class World:
     def recipe(self, identity: Identity) -> dict[str, Any]:
         """The recipe that reproduces the frames so far with the model of this identity."""
         frames = len(self.context) + self._frame
-        made = self._resolved.generation.model_copy(update={"frames": frames, "context_policy": "roll"})
+        run = self._resolved.changed({"generation.frames": frames, "generation.context_policy": "roll"})
         clip = TokenisedClip(self.ids, np.stack([*self.actions, np.zeros(self.spec.conditions, np.float32)]))
-        run = self._resolved.model_copy(update={"generation": made})
         return recipe_of(run, self._model, identity, clip, self.seed, self.ids)
 
     def video(self, identity: Identity) -> Video:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastcar_cli.config.run_config import flat
 from fastcar_cli.errors import RunError
 from fastcar_cli.media import open_writer
 from fastcar_cli.system.files import make_folder, numbered, reason_of
@@ -124,11 +123,10 @@ class PlaySession:
 
     def report(self) -> dict[str, Any]:
         """The last document of `fastcar play --json`."""
-        settings, pipe = flat(self.pipe.resolved.to_dict()), self.pipe
-        saved = self.decoded > 0
+        pipe, run, saved = self.pipe, self.pipe.resolved, self.decoded > 0
         return {
-            **{"model": pipe.name, "seed": self.world.seed, "tau": settings["replay.tau"]},
-            **{"draft": settings["draft.kind"], **self.statistics()},
+            **{"model": pipe.name, "seed": self.world.seed, "tau": run.to_dict()["replay"]["tau"]},
+            **{"draft": run.draft.kind, **self.statistics()},
             "video": {
                 **{"path": str(self.path) if saved else None, "frames": len(self.world.context) + self.decoded},
                 **{"height": pipe.height, "width": pipe.width, "fps": pipe.fps},
