@@ -34,7 +34,7 @@ def test_every_name_is_listed_with_what_it_takes_and_makes(run: Run, monkeypatch
     assert rows["cosmos-predict1-5b-video2world"]["takes"] == "1 or 9 frames, text vectors"
     monkeypatch.setenv("COLUMNS", "80")
     shown = run("models").stdout
-    assert all(name in shown for name in rows) and "pulled" in shown and "6.1 M" in shown and "7.2 B" in shown
+    assert all(name in shown for name in rows) and "downloaded" in shown and "6.1 M" in shown and "7.2 B" in shown
 
 
 def test_a_model_is_shown_from_its_shapes(run: Run, tmp_path: Path) -> None:
