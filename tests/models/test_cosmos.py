@@ -228,4 +228,5 @@ def test_drafts_of_the_first_frame_are_the_prompts_last(name: str) -> None:
     settings = DecodeSettings(frames=1, sampling=SamplingSettings(cfg=1.0), draft=DraftSettings("frame", 4))
     decode, _ = begin(model(name), [prompt], None, settings)
     list(decode.steps(ids[None, first - stride : first, None]))
-    assert decode.drafts_of(0)["accepted_by_frame"][0] > 0.5 and decode.drafts_of(0)["passes"] < stride / 2
+    drafts = decode.drafter.report(0)
+    assert drafts["accepted_by_frame"][0] > 0.5 and drafts["passes"] < stride / 2

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -223,10 +223,6 @@ class Decode(Batch):
             together=not executor.sequential,
             most=executor.most_inputs,
         )
-
-    def drafts_of(self, video: int) -> dict[str, Any]:
-        """Draft statistics of a video: report keys of docs/json.md."""
-        return self.drafter.report(video)
 
     def run(self) -> Self:
         """Decode every position; returns itself."""

@@ -142,7 +142,7 @@ class Run:
                 "target": target.ratio if target and controller else None,
                 "taus": controller.taus(video) if target and controller else None,
             },
-            "draft": decode.drafts_of(video),
+            "draft": decode.drafter.report(video),
             "timing": {
                 "load_s": self.load_seconds,
                 "prefill_s": clock.prefill,
