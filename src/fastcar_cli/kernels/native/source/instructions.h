@@ -242,13 +242,15 @@ INLINE Ints add_products(Ints sums, const Uint8s* low, const Uint8s* high, const
         auto c = load_as<int8x16_t>(x + 16 * g), d = load_as<int8x16_t>(y + 16 * g);
 #if defined(__ARM_FEATURE_DOTPROD)
         return vdotq_s32(vdotq_s32(vdupq_n_s32(0), a, c), b, d);
-#else
-        // No sum of 16 bits is above 4 * 15 * 128.
-        int16x8_t products = vmlal_high_s8(vmull_s8(vget_low_s8(a), vget_low_s8(c)), a, c);
-        return vpaddlq_s16(vmlal_high_s8(vmlal_s8(products, vget_low_s8(b), vget_low_s8(d)), b, d));
-#endif
     };
     return sums + vpaddq_s32(vpaddq_s32(one(0), one(1)), vpaddq_s32(one(2), one(3)));
+#else
+        int16x8_t products = vmlal_high_s8(vmull_s8(vget_low_s8(a), vget_low_s8(c)), a, c);
+        return vmlal_high_s8(vmlal_s8(products, vget_low_s8(b), vget_low_s8(d)), b, d);
+    };
+    // No sum of 16 bits, of half a group, is above 16 * 15 * 128.
+    return vpadalq_s16(sums, vpaddq_s16(vpaddq_s16(one(0), one(1)), vpaddq_s16(one(2), one(3))));
+#endif
 #else
     auto even = [](Uint8s v) { return bit_cast<Int16s>(v) << 8 >> 8; };
     auto odd = [](Uint8s v) { return bit_cast<Int16s>(v) >> 8; };

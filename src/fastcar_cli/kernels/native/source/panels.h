@@ -9,7 +9,7 @@ namespace {
 
 // The most inputs that share the reading of a panel.
 constexpr int64_t PANEL_INPUTS = 16;
-// The most weight rows of a panel, and bytes of it: while it is multiplied, the next one is prefetched.
+// The most weight rows of a panel, and bytes of it if these are enough rows: while it is multiplied, the next one is prefetched.
 constexpr int64_t PANEL_ROWS = 32, PANEL_BYTES = 128 << 10;
 // Bytes of a segment of all inputs.
 constexpr int64_t SEGMENT_BYTES = 24 << 10;
@@ -194,9 +194,10 @@ constexpr bool in_panels(int64_t n, int64_t inputs) {
 template <class Format>
 void multiply_panels(Weights w, int64_t n, int64_t first, int64_t last, const char* read_next,
                      typename Format::Inputs x, int64_t inputs, float* y, int64_t y_step) {
-    constexpr int R = Format::many;
+    // Each panel of floats reads all inputs again, from an L2 cache that with AVX-512 holds more rows.
+    constexpr int R = Format::many, least = LANES == 16 && !Format::quantised ? 4 * R : R;
     int64_t size = PANEL_BYTES / w.row / R * R;
-    size = even_part(last - first, size < R ? R : min(size, PANEL_ROWS));
+    size = even_part(last - first, size < least ? least : min(size, PANEL_ROWS));
     size = ceil_div(size, R) * R;
     for (int64_t o = first, count; o < last; o += count) {
         count = min(size, last - o);
