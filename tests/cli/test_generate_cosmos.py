@@ -15,7 +15,7 @@ from support.cosmos import SIZE, write_model
 from support.ivideogpt import moving_clip, write_clip
 from support.processes import Run, refused, report_of, runs_small_and_emulated
 
-from fastcar_cli.checkpoints.open import known
+from fastcar_cli.checkpoints.open import checkpoint_of
 from fastcar_cli.config.run_config import RunConfig
 from fastcar_cli.media import read_frames
 from fastcar_cli.pipeline.resolve import memory_plans
@@ -153,7 +153,7 @@ def test_dry_run_names_both_folders(run: Run, model: str) -> None:
 
 @pytest.mark.parametrize("name", ["cosmos-predict1-4b", "cosmos-predict1-12b", "cosmos-predict1-13b-video2world"])
 def test_published_models_are_planned_without_their_files(name: str) -> None:
-    plan = memory_plans(RunConfig(model=name), device="cpu", checkpoint=known(name))["bfloat16"]
+    plan = memory_plans(RunConfig(model=name), device="cpu", checkpoint=checkpoint_of(name))["bfloat16"]
     billions = {"4b": 4.014, "12b": 11.561, "13b-video2world": 13.323}[name.removeprefix("cosmos-predict1-")]
     # The tokenizer's 0.11 billion are held in float32; the table of a model with text has 64 rows more.
     assert plan.weights / 1e9 == pytest.approx(2 * billions + 4 * 0.111, abs=0.01)

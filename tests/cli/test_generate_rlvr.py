@@ -13,7 +13,7 @@ from support.ivideogpt import moving_clip, write_clip
 from support.processes import Run, refused, report_of, runs_small_and_emulated
 from support.rlvr import write_model
 
-from fastcar_cli.checkpoints.open import known
+from fastcar_cli.checkpoints.open import checkpoint_of
 from fastcar_cli.config.run_config import RunConfig
 from fastcar_cli.media import read_frames
 from fastcar_cli.pipeline.resolve import memory_plans
@@ -183,7 +183,7 @@ def test_dry_run_and_profile_without_frames(run: Run, models: dict[str, str], ki
 @pytest.mark.parametrize(("name", "tokenizer", "model"), [("single", 104.41, 120.38), ("multi", 129.45, 127.10)])
 def test_published_models_are_planned_without_their_files(name: str, tokenizer: float, model: float) -> None:
     name = f"rt1-world-model-{name}-step-rlvr"
-    plan = memory_plans(RunConfig(model=name), device="cpu", checkpoint=known(name))["float32"]
+    plan = memory_plans(RunConfig(model=name), device="cpu", checkpoint=checkpoint_of(name))["float32"]
     assert plan.weights / 4e6 == pytest.approx(tokenizer + model, abs=0.5)
 
 

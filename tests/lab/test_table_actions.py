@@ -251,7 +251,7 @@ def test_the_tokenizer_draws_and_reads_what_it_has_to() -> None:
     model = ActionsTokenizer()
     frames, codes = frames_of(random.Random(0), 4)
     tokenizer = model.finished()
-    drawn = tokenizer.draw(codes).detach().round().numpy()
+    drawn = tokenizer.render(codes).detach().round().numpy()
     # Before it has learned anything, it draws the empty ground.
     empty = np.stack([render(Scene((), s.ground, s.light), [()])[0] for s in _scenes_of(codes)])
     assert np.abs(drawn - empty).max() <= 1 and (drawn != frames).any()

@@ -57,7 +57,7 @@ def test_principal_components_draw_a_frame_before_any_training(tokenizer: TableT
     clip = render(scene_of(5, 0))
     with torch.no_grad():
         latents = tokenizer.encoder(torch.from_numpy(cut(clip)[:2]).float() / 255)
-        drawn = (tokenizer.decoder.draw_alone(latents) + 1) / 2
+        drawn = (tokenizer.decoder.render_alone(latents) + 1) / 2
     error = float((drawn - torch.from_numpy(cut(clip)[:2]).float() / 255).square().mean())
     assert -10 * np.log10(error) > 24
 
@@ -96,7 +96,7 @@ def test_a_position_is_drawn_from_its_neighbours_as_training_draws_it(tokenizer:
     with torch.no_grad():
         near = (model.rqvae.embed(codes) * inside[..., None]).transpose(1, 2).flatten(1)
         image = model.rqvae.decode_latents(model.rqvae.embed(pool.codes[0].view(16, 64, DEPTH)[t])[None])
-        assert torch.allclose(to_patches(image.permute(0, 2, 3, 1), 16)[0], model.decoder.draw(near), atol=1e-4)
+        assert torch.allclose(to_patches(image.permute(0, 2, 3, 1), 16)[0], model.decoder.render(near), atol=1e-4)
         frame = model.decode(pool.codes[0].view(16, 64, DEPTH)[t][None])
         alone = model.decode_alone(pool.codes[0].view(16, 64, DEPTH)[t][None])
         assert (frame.int() - alone.int()).abs().max() > 2

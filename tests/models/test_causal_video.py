@@ -33,7 +33,7 @@ def codes(videos: int = 1, seed: int = 0) -> Tensor:
 
 def streamed(ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     tokenizer = random_tokenizer()
-    tokenizer.draw_in(dtype)
+    tokenizer.decode_pixels_in(dtype)
     past = Past()
     return torch.cat([tokenizer.decode(latent, past) for latent in ids.unbind(1)], 1)
 

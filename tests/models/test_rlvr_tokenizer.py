@@ -251,7 +251,7 @@ def test_frames_drawn_in_bfloat16_differ_a_little() -> None:
     tokenizer, (context, later) = new_multi(), multi_codes()
     pixels, cross = multi().decode_context(context)
     whole = shown_pixels(torch.stack([pixels, multi().decode_later(later[:, :1], cross)[:, 0]]))
-    tokenizer.draw_in(torch.bfloat16)
+    tokenizer.decode_pixels_in(torch.bfloat16)
     pixels, cross = tokenizer.decode_context(context)
     half = shown_pixels(torch.stack([pixels, tokenizer.decode_later(later[:, :1], cross)[:, 0]]))
     assert half.dtype == torch.float32

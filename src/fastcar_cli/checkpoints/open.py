@@ -77,7 +77,7 @@ def open_model(model: str, tokenizer: str | None = None) -> Checkpoint:
     return open_folder(folder_of(model), model if public_name(model) else None, tokenizer)
 
 
-def known(model: str, tokenizer: str | None = None) -> Checkpoint:
+def checkpoint_of(model: str, tokenizer: str | None = None) -> Checkpoint:
     """The checkpoint of a model without downloading it: for a hub name, one with its published shapes."""
     repository = repository_of(model)
     name = next((name for name, known in REPOSITORIES.items() if known == repository), "")
@@ -85,8 +85,8 @@ def known(model: str, tokenizer: str | None = None) -> Checkpoint:
 
 
 def spec_of(model: str) -> Spec:
-    """The specification of a model, see `known`."""
-    return known(model).spec
+    """The specification of a model, see `checkpoint_of`."""
+    return checkpoint_of(model).spec
 
 
 def load(

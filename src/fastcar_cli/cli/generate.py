@@ -32,7 +32,7 @@ def generate(ctx: typer.Context, asked: GenerateOptions, flags: Flags) -> None:
 
     `fastcar config --keys` lists further settings, and --set KEY=VALUE sets one.
     """
-    from fastcar_cli.checkpoints.open import known
+    from fastcar_cli.checkpoints.open import checkpoint_of
     from fastcar_cli.cli import writing
     from fastcar_cli.pipeline.recipe import same_weights
 
@@ -49,7 +49,7 @@ def generate(ctx: typer.Context, asked: GenerateOptions, flags: Flags) -> None:
     several = len(what.texts) > 1 and asked.prompts_file is not None and run.generation.seed is not None
     listed |= several and not given(ctx).keys() & ONE_RUN
     seeds = _seeds_of(run, listed) if asked.seeds is None else parse_seeds(asked.seeds)
-    checkpoint = known(run.model, run.runtime.tokenizer)
+    checkpoint = checkpoint_of(run.model, run.runtime.tokenizer)
     what.check(ctx, run, checkpoint.spec, needed=not asked.dry)
     run = what.context(run, checkpoint.spec)
     if (count := max(what.count, 1) * len(seeds)) > MOST:
@@ -113,7 +113,7 @@ def _longer(
     asked: GenerateOptions, recipe: dict[str, Any], named: list[str], taken: Flags, flags: Flags
 ) -> tuple[dict[str, Any], Flags]:
     """The recipe and the options of an extended video. Raises RequestError for options that would change its start."""
-    from fastcar_cli.checkpoints.open import known
+    from fastcar_cli.checkpoints.open import checkpoint_of
     from fastcar_cli.inputs.actions import read_actions
     from fastcar_cli.media import read_frames
     from fastcar_cli.pipeline.recipe import decides
@@ -130,7 +130,7 @@ def _longer(
     more = flags.get("generation.frames") or begun
     # If the video is longer than clips in training and did not roll, rolling would change its frames.
     name = flags.get("model") or taken.get("model")
-    spec = None if name is None else known(name, flags.get("runtime.tokenizer")).spec
+    spec = None if name is None else checkpoint_of(name, flags.get("runtime.tokenizer")).spec
     rolls = spec is None or begun <= spec.frames
     policy = "roll" if rolls else taken["generation.context_policy"]
     flags = {"generation.context_policy": policy, **flags, "generation.frames": begun + more}
@@ -206,14 +206,14 @@ def _dry_run(run: RunConfig, videos: int, at_once: int, as_json: bool, quiet: bo
     from fastcar_cli.checkpoints import hub
     from fastcar_cli.checkpoints.memory_plan import choose_dtype, default_dtype
     from fastcar_cli.checkpoints.names import BUNDLED
-    from fastcar_cli.checkpoints.open import known, open_folder, open_model
+    from fastcar_cli.checkpoints.open import checkpoint_of, open_folder, open_model
     from fastcar_cli.pipeline.resolve import memory_plans
 
     repository = hub.repository_of(run.model)
     if repository is not None:
         folder, sizes = _on_the_hub(run.model, repository)
         tokenizer = run.runtime.tokenizer
-        checkpoint = known(run.model) if folder is None else open_folder(folder, tokenizer=tokenizer)
+        checkpoint = checkpoint_of(run.model) if folder is None else open_folder(folder, tokenizer=tokenizer)
         missing = {name: size for name, size in sizes.items() if folder is None or not (folder / name).exists()}
     else:
         checkpoint = open_model(run.model, run.runtime.tokenizer)
@@ -272,14 +272,14 @@ def _time(run: RunConfig, plan: MemoryPlan, spec: Spec, videos: int, at_once: in
 def _on_the_hub(model: str, repository: str) -> tuple[Path | None, dict[str, int]]:
     """The model's folder (None without network and cache) and file sizes. Raises RunError for unknown shapes."""
     from fastcar_cli.checkpoints import hub
-    from fastcar_cli.checkpoints.open import known
+    from fastcar_cli.checkpoints.open import checkpoint_of
     from fastcar_cli.models.checkpoint import Released
 
     revision = hub.revision_of(model)
     try:
         folder = hub.fetch(repository, revision, configs_only=True)
     except RunError:
-        shapes = known(model)
+        shapes = checkpoint_of(model)
         if not isinstance(shapes, Released) or not shapes.OFFLINE:
             raise
         return None, {}

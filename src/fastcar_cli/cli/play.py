@@ -97,7 +97,7 @@ def play(
 
 def _session(model: str, flags: Flags, file: Path | None, output: str | None, quiet: bool) -> PlaySession:
     """A new session. Raises RequestError before it reads weights."""
-    from fastcar_cli.checkpoints.open import folder_of, known
+    from fastcar_cli.checkpoints.open import checkpoint_of, folder_of
     from fastcar_cli.cli import writing
     from fastcar_cli.config.run_config import load_sources, surroundings
     from fastcar_cli.inputs.clip import Wanted, read_clip
@@ -111,7 +111,7 @@ def _session(model: str, flags: Flags, file: Path | None, output: str | None, qu
         raise RequestError(f"-o {path}: a session is a file that ends in {' or '.join(SUFFIXES)}")
     check_target(path)
     run, _ = load_sources(None, [], flags | {"model": model}, surroundings())
-    checkpoint = known(model, run.runtime.tokenizer)
+    checkpoint = checkpoint_of(model, run.runtime.tokenizer)
     spec = checkpoint.spec
     if not spec.conditions:
         raise RequestError(f"the model {model!r} takes no actions", hint=f"play one that does, such as {DEFAULT_MODEL}")

@@ -297,7 +297,7 @@ class Network(nn.Module, ABC):
     def pixels(self) -> Sequence[nn.Module]:
         """The pixel encoder and decoder, loaded in float32."""
 
-    def draw_in(self, dtype: torch.dtype) -> None:
+    def decode_pixels_in(self, dtype: torch.dtype) -> None:
         """Decode pixels in this dtype from now on. Raises RequestError if the model can't."""
         if dtype != torch.float32:
             said, value = f"the model {self.spec.name!r} decodes frames in float32", str(dtype).removeprefix("torch.")

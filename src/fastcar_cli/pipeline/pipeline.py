@@ -135,7 +135,7 @@ class VideoPipeline:
         one_thread_after_fork()
         with torch_defaults():
             model = checkpoint.load(dtype, device, progress, config.size)
-        model.network.draw_in(getattr(torch, config.runtime.pixel_dtype))
+        model.network.decode_pixels_in(getattr(torch, config.runtime.pixel_dtype))
         return cls(model, config, load_seconds=time.perf_counter() - began, checkpoint=checkpoint)
 
     @property

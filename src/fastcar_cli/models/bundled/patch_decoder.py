@@ -25,15 +25,15 @@ class PatchDecoder(nn.Module):
         self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
         self.out = nn.Linear(widths[-1], out)
 
-    def draw(self, near: Tensor) -> Tensor:
+    def render(self, near: Tensor) -> Tensor:
         """Neighbourhoods [..., z_channels * 9], positions last, to patches [..., scale * scale * out_ch]."""
-        return self._draw(near[..., 4::9], self.near(near))
+        return self._patch(near[..., 4::9], self.near(near))
 
-    def draw_alone(self, z: Tensor) -> Tensor:
-        """Like `draw`, for latents [..., z_channels] with zeros as neighbours."""
-        return self._draw(z, F.linear(z, self.near.weight[:, 4::9], self.near.bias))
+    def render_alone(self, z: Tensor) -> Tensor:
+        """Like `render`, for latents [..., z_channels] with zeros as neighbours."""
+        return self._patch(z, F.linear(z, self.near.weight[:, 4::9], self.near.bias))
 
-    def _draw(self, z: Tensor, x: Tensor) -> Tensor:
+    def _patch(self, z: Tensor, x: Tensor) -> Tensor:
         for layer in self.hidden:
             x = layer(F.gelu(x))
         return self.linear(z) + self.out(F.gelu(x))
@@ -42,5 +42,5 @@ class PatchDecoder(nn.Module):
         """[B, z_channels, h, w] -> [B, out_ch, h * scale, w * scale]; beyond the border latents are zero."""
         b, _, h, w = z.shape
         s = self.scale
-        patches = self.draw(F.unfold(z, 3, padding=1).transpose(1, 2)).view(b, h, w, s, s, self.out_ch)
+        patches = self.render(F.unfold(z, 3, padding=1).transpose(1, 2)).view(b, h, w, s, s, self.out_ch)
         return patches.permute(0, 5, 1, 3, 2, 4).reshape(b, self.out_ch, h * s, w * s)

@@ -211,7 +211,7 @@ class PatchTokenizer(nn.Module):
         ground = self.ground[self.under(codes)].flatten(2).transpose(1, 2).unflatten(2, grid)
         return F.pixel_shuffle(ground, spec.patch) * drawn[:, :1] + drawn[:, 1:]
 
-    def draw(self, codes: Tensor) -> Tensor:
+    def render(self, codes: Tensor) -> Tensor:
         """Frames float32 [..., H, W, 3] in 0..255 of codes [..., patches]; ids that are not codes are clamped."""
         flat = codes.flatten(0, -2).clamp(0, self.spec.codes - 1)
         return shown_pixels(self.compose(flat, self.vectors[flat])).unflatten(0, codes.shape[:-1])

@@ -55,11 +55,11 @@ class PatchFrameDecoder:
 
     def context(self) -> Tensor:
         """See `FrameDecoder`."""
-        return self._tokenizer.draw(self._prompts.unflatten(1, (-1, self._tokenizer.spec.places)))
+        return self._tokenizer.render(self._prompts.unflatten(1, (-1, self._tokenizer.spec.places)))
 
     def frame(self, codes: Tensor) -> Tensor:
         """See `FrameDecoder`."""
-        return self._tokenizer.draw(codes[..., 0])
+        return self._tokenizer.render(codes[..., 0])
 
 
 class Steered(FramesNetwork):

@@ -136,9 +136,9 @@ class Cosmos(FramesNetwork):
         super().__init__(spec)
         self.tokenizer = CausalVideoTokenizer(spec.tokenizer)
 
-    def draw_in(self, dtype: torch.dtype) -> None:
+    def decode_pixels_in(self, dtype: torch.dtype) -> None:
         """See `Network`."""
-        self.tokenizer.draw_in(dtype)
+        self.tokenizer.decode_pixels_in(dtype)
 
     def encode(self, frames: Tensor, on_progress: OnProgress | None = None, actions: Tensor | None = None) -> Tensor:
         """See `FramesNetwork`; a model with text begins with a special token, the first id after the codes."""

@@ -137,7 +137,7 @@ class CausalVideoTokenizer(nn.Module):
         self.encoder, self.quant_conv = VideoEncoder(spec), Pointwise(spec.latent, width)
         self.post_quant_conv, self.decoder = Pointwise(width, spec.latent), VideoDecoder(spec)
 
-    def draw_in(self, dtype: torch.dtype) -> None:
+    def decode_pixels_in(self, dtype: torch.dtype) -> None:
         """Decode in this dtype from now on; encoding stays in float32."""
         self.post_quant_conv.to(dtype)
         self.decoder.to(dtype)

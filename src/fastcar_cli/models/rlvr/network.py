@@ -146,9 +146,9 @@ class RLVR(FramesNetwork):
         t = spec.tokenizer
         self.tokenizer = CompressiveTokenizer(t) if isinstance(t, CompressiveSpec) else FrameTokenizer(t)
 
-    def draw_in(self, dtype: torch.dtype) -> None:
+    def decode_pixels_in(self, dtype: torch.dtype) -> None:
         """See `Network`."""
-        self.tokenizer.draw_in(dtype)
+        self.tokenizer.decode_pixels_in(dtype)
 
     def _before(self, actions: Tensor, *, bos: bool) -> Tensor:
         """Given ids int64 [P, n, tokens] between two frames, for actions [P, n, 13]."""

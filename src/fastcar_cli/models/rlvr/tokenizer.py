@@ -92,7 +92,7 @@ class FrameTokenizer(nn.Module):
         z = self.post_quant_linear(vectors.unflatten(1, self.spec.grid).permute(0, 3, 1, 2))
         return self.decoder(z)[0].float()
 
-    def draw_in(self, dtype: torch.dtype) -> None:
+    def decode_pixels_in(self, dtype: torch.dtype) -> None:
         """Decode in this dtype from now on; encoding stays in float32."""
         for part in (self.post_quant_linear, self.decoder):
             part.to(dtype)
@@ -125,7 +125,7 @@ class CompressiveTokenizer(ConditionalTokenizer):
         """Later frames float32 [B, n, 3, H, W], not clamped, of codes [B, n, codes of a frame]."""
         return self.draw_later(codes, cross).float()
 
-    def draw_in(self, dtype: torch.dtype) -> None:
+    def decode_pixels_in(self, dtype: torch.dtype) -> None:
         """Decode in this dtype from now on; encoding stays in float32."""
         for part in (self.post_quant_conv, self.decoder, self.post_quant_linear, self.cond_decoder):
             part.to(dtype)

@@ -76,6 +76,6 @@ class TableTokenizer(WorldTokenizer):
     def decode_alone(self, codes: Tensor) -> Tensor:
         """As `decode`, each position drawn without its neighbours."""
         h, w = self.spec.grid
-        patches = self.decoder.draw_alone(self.rqvae.embed(codes)).view(-1, h, w, PATCH, PATCH, 3)
+        patches = self.decoder.render_alone(self.rqvae.embed(codes)).view(-1, h, w, PATCH, PATCH, 3)
         image = patches.transpose(2, 3).reshape(-1, h * PATCH, w * PATCH, 3)
         return ((image + 1) * 127.5).clamp(0, 255).round().to(torch.uint8)

@@ -178,7 +178,7 @@ def _codes_loss(
         with torch.no_grad():
             codebooks.begin(model.encoder(pool.pixels(*pool.draw(settings.means_of, rng))))
     sums = latents[None] if step < settings.free else codebooks.quantise(latents.detach())
-    drawn = model.decoder.draw_alone(latents + (sums[-1] - latents).detach())
+    drawn = model.decoder.render_alone(latents + (sums[-1] - latents).detach())
     return 20 * F.mse_loss(drawn, patches * 2 - 1) + settings.commitment * (latents[None] - sums).square().mean()
 
 
@@ -189,7 +189,7 @@ def _pixels_loss(
     codes, inside = pool.codes_around(*chosen)
     with torch.no_grad():
         near = (model.rqvae.embed(codes) * inside[..., None]).transpose(1, 2).flatten(1)
-    return 20 * F.mse_loss(model.decoder.draw(near), pool.pixels(*chosen) * 2 - 1)
+    return 20 * F.mse_loss(model.decoder.render(near), pool.pixels(*chosen) * 2 - 1)
 
 
 def standardise(model: TableTokenizer, patches: Tensor) -> None:

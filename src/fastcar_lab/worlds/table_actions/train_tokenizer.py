@@ -144,7 +144,7 @@ def evaluate(tokenizer: PatchTokenizer, count: int = 64, seed: int = 999) -> dic
     of codes of objects and of whole frames that are read rightly.
     """
     frames, codes = frames_of(random.Random(seed), count, kept_out=True)
-    drawn = tokenizer.draw(codes).round().numpy()
+    drawn = tokenizer.render(codes).round().numpy()
     errors = np.square(drawn - frames.astype(np.float32)).mean(-1)
     empty = _empty(tokenizer, codes)
     there = (pixels_of(frames) - empty).abs().amax(1).numpy() > 3 / 255
