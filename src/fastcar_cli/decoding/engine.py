@@ -51,7 +51,7 @@ class Decode(Batch):
         return self.draws.codes
 
     def __post_init__(self) -> None:
-        """Make frame decoders from the first prompts; when a context rolls, others replace them."""
+        """Make frame decoders from the first prompts, before a roll replaces these."""
         # One for all videos; on the CPU one per video, as rounding depends on how many are decoded together.
         parts = self.prompts.videos if self.model.device.type == "cpu" else 1
         self._frame_decoders = [
