@@ -42,7 +42,7 @@ class Draws:
         # Final positions of each video; the position where decoding stops for the caller; positions with given codes.
         self.done, self.limit, self.known = [0] * self.videos, tokens, 0
         self.keep_logits = False
-        # Summed code vectors of the last position, [P, 1, code_width]; None (after a pass of several tokens): looked up.
+        # Summed code vectors of the last position, [P, 1, code_width]; None (after several tokens at once): looked up.
         self.latent: Tensor | None = None
         # top_p by position on the device, only if it changes.
         self._top_ps: Tensor | None = None

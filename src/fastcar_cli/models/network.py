@@ -288,7 +288,7 @@ class Network(nn.Module, ABC):
         return {}
 
     def parts(self) -> dict[str, nn.Module]:
-        """Modules with linear layers that a `WeightFormat` can quantize, by its fields."""
+        """Modules with linear layers that a `WeightFormat` can quantise, by its fields."""
         draws = self.lm_head if self.depth is None else self.depth
         assert draws is not None
         return {"blocks": self.llm.layers, "projector": self.projector, "depth": draws}
@@ -316,7 +316,7 @@ class Network(nn.Module, ABC):
         return pixels.round().to(torch.uint8)
 
     def quantised(self) -> list[QuantisedLinear]:
-        """The quantized linear layers."""
+        """The quantised linear layers."""
         return [m for m in self.modules() if isinstance(m, QuantisedLinear)]
 
     def parameter_count(self) -> int:

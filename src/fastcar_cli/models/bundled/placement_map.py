@@ -24,7 +24,7 @@ class Near(NamedTuple):
     """The surroundings of visual tokens, as rows of the tables of a `PlacementMap`; all int64."""
 
     tokens: Tensor  # [g] tokens that have a ground, counted over all prompts
-    grounds: Tensor  # [g] its row
+    grounds: Tensor  # [g] the row of that ground
     seen_by: Tensor  # [n] the token of each pair of a token and an object near it
     places: Tensor  # [n, 4] the object's position
     poses: Tensor  # [n] its shape, size and turn

@@ -26,7 +26,7 @@ SIDE = 16
 CONTEXT_CODES = SIDE * SIDE
 
 HEADS = 4
-"""Heads of the cross attention."""
+"""Heads of the cross-attention."""
 
 Sides = tuple[int, int]
 """Rows and columns."""
@@ -76,7 +76,7 @@ class ConditionalSpec(ConvSpec):
 
     @property
     def seen(self) -> dict[int, Sides]:
-        """Levels of the encoder with cross attention, and the sides of their feature maps."""
+        """Levels of the encoder with cross-attention, and the sides of their feature maps."""
         last = len(self.channels) - 1
         return self._attended({level: self.sides(max(last - level - 1, 0)) for level in range(last + 1)})
 
@@ -92,7 +92,7 @@ class ConditionalSpec(ConvSpec):
 
     @property
     def attended_widths(self) -> list[int]:
-        """Channels of the feature maps with cross attention."""
+        """Channels of the feature maps with cross-attention."""
         return [self.channels[level] for level in self.seen] + [self.channels[-1 - max(i, 0)] for i in self.drawn]
 
     @property
@@ -116,7 +116,7 @@ class TokenizerSpec(ConditionalSpec):
 
     @property
     def vocabulary(self) -> int:
-        """Ids: both codebooks and two delimiters."""
+        """Number of ids: both codebooks and two delimiters."""
         return self.codes + self.dynamics + 2
 
     @property
@@ -203,7 +203,7 @@ def _resnets(widths: Sequence[int], groups: int) -> dict[str, nn.Module]:
 
 class ConvHalf(nn.Module):
     """Pixels in 0..1 [B, 3, H, W] to latents [B, D, R, S]; with `up` latents to pixels in about 0..1.
-    If it attends, cross attention to context frames follows the levels `spec.seen`, with `up` `spec.drawn`.
+    If it attends, cross-attention to context frames follows the levels `spec.seen`, with `up` `spec.drawn`.
     """
 
     def __init__(self, spec: ConvSpec, *, up: bool, attends: bool = False) -> None:
@@ -244,7 +244,7 @@ class ConvHalf(nn.Module):
         }
 
     def forward(self, x: Tensor, cross: Mapping[int, KV] = MappingProxyType({})) -> tuple[Tensor, dict[int, Tensor]]:
-        """Latents or pixels, and the feature maps after the levels with cross attention."""
+        """Latents or pixels, and the feature maps after the levels with cross-attention."""
         features: dict[int, Tensor] = {}
 
         def after(level: int, x: Tensor) -> Tensor:

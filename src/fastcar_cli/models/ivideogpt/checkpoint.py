@@ -91,7 +91,7 @@ class IVideoGPTCheckpoint(LlamaCheckpoint):
 
     @classmethod
     def matches(cls, folder: Path, config: Any) -> bool:
-        """See `Checkpoint`: half of one is enough."""
+        """See `Checkpoint`: one of the two folders is enough."""
         return any((folder / part / "config.json").is_file() for part in WEIGHTS)
 
     @staticmethod
@@ -143,7 +143,7 @@ class IVideoGPTCheckpoint(LlamaCheckpoint):
         )
 
     def _actions(self) -> int:
-        """Width of the actions. Raises RequestError if the file has other action tensors only."""
+        """Width of the actions. Raises RequestError for a model with actions but without that tensor."""
         try:
             files = [file for file in self._files("transformer") if file.is_file()]
         except FastcarError:

@@ -21,7 +21,7 @@ _RESERVED = (*ADDED, "<image>", "<s>", "</s>", "<unk>")
 
 
 def templated(prompt: str) -> str:
-    """The text before `<vi_start>`, its last space included; a blank prompt gives the unconditional row's."""
+    """The text before `<vi_start>`, its last space included; for a blank prompt that of the unconditional row."""
     text = prompt.strip()
     return f"{SYSTEM} USER: {text} ASSISTANT: " if text else f"{SYSTEM} USER:ASSISTANT: "
 
