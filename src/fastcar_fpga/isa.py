@@ -38,7 +38,7 @@ class Program:
 
     name: str
     instructions: tuple[Instruction, ...]
-    words: int  # of its packet, a header with the row and how many words follow, and the instructions
+    words: int  # of its packet: a header with the row and the number of words, then the instructions
     weight_bytes: int  # that pass the buffer
     macs: int
     vector_elements: int

@@ -72,7 +72,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Accelerator:
-    """What the time of a layer depends on, in cycles."""
+    """The parameters of a layer's time, in cycles."""
 
     cores: int
     weights: Weights

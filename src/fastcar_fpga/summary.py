@@ -49,7 +49,7 @@ def energy_of(result: RunResult, preset: Preset) -> EnergyReport:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The same decisions under DRS, static mapping and the ideal schedule, and others beside them."""
+    """The same decisions under DRS, static mapping and the ideal schedule, and other runs to compare them with."""
 
     emulator: Emulator
     computing: NDArray[np.bool_]  # [layers, slots, passes], the slots that compute

@@ -105,7 +105,7 @@ def peak_bytes(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a batch needs memory for: `frames` decoded frames of `rows` rows. `replaying` layers may replay, with
+    """What decides a batch's memory: `frames` decoded frames of `rows` rows. `replaying` layers may replay, with
     `delimiters` also at delimiters; `pixel_itemsize`: bytes per number of the pixel decoder's dtype.
     """
 
@@ -148,7 +148,7 @@ def cache_bytes(spec: Spec, itemsize: int, demand: Demand) -> tuple[int, int]:
 
 
 PIXEL_COPIES = 8
-"""Activations of a frame's full size that the RQ-VAE's decoder holds at once (assumed, rather too many)."""
+"""Activations of a frame's full size that the RQ-VAE's decoder holds at once (assumed, with a margin)."""
 
 
 def videos_that_fit(spec: Spec, wanted: int, video: Demand, itemsize: int, device: str) -> int:

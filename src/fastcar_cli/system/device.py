@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class _Default:
-    """The caller's default dtype, and how many blocks replace it; torch has one for all threads."""
+    """The caller's default dtype, which torch has once for all threads, and how many blocks replace it."""
 
     lock, blocks, dtype = threading.Lock(), 0, torch.float32
 
@@ -80,6 +80,6 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out: Python's, a device's, or that of torch's allocator on the CPU."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    # Without an exception of their own: c10/core/impl/alloc_cpu.cpp (on Windows the second), and a failed cudaMalloc.
+    # Errors without their own exception: c10/core/impl/alloc_cpu.cpp (on Windows the second), and a failed cudaMalloc.
     words = "DefaultCPUAllocator: (can't allocate|not enough) memory:|^CUDA error: out of memory"
     return isinstance(error, RuntimeError) and re.search(words, str(error)) is not None

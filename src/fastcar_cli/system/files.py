@@ -383,7 +383,7 @@ class LenientFile(io.FileIO):
     error: OSError | None = None
 
     def write(self, data: Any) -> int | None:  # type: ignore[override]
-        """Like `FileIO.write`, but of all data, as a full disk takes a part first. Less, or None, for a busy stream."""
+        """Like `FileIO.write`, but until all data are written; returns less, or None, for a stream that would wait."""
         rest = memoryview(data).cast("B")
         size = len(rest)
         try:

@@ -18,7 +18,7 @@ Flag = StrictBool
 Size = Annotated[int, Field(strict=True, ge=1, le=_MOST)]  # a number or width: at least 1
 Count = Annotated[int, Field(strict=True, ge=0, le=_MOST)]  # a number: at least 0
 Layers = Annotated[int, Field(strict=True, ge=1, le=1024)]
-"""Number of layers: at least 1, and few enough to build them in less than minutes."""
+"""Number of layers: at least 1, and not so many that building them takes minutes."""
 MaybeLayers = Annotated[int, Field(strict=True, ge=0, le=1024)]
 Number = Annotated[float, Field(strict=True, ge=-_MOST, le=_MOST)]
 Factor = Annotated[float, Field(strict=True, gt=0, le=_MOST)]

@@ -1,4 +1,4 @@
-"""What other packages, such as fastcar_lab, add by entry points: commands, functions of `fastcar fpga`, worlds."""
+"""Commands, functions of `fastcar fpga` and worlds that other packages, such as fastcar_lab, add by entry points."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ EXTRAS = {
 
 
 def need(module: str, what: Text) -> Any:
-    """Import a module of an optional package. Raises RequestError: `what` (a plot, a metric) needs its extra."""
+    """Import a module of an optional package. Raises RequestError: `what` (a plot, a metric) requires its extra."""
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as e:  # RuntimeError: a torchvision built for another torch

@@ -105,7 +105,7 @@ def inverse_of(scale: Tensor) -> Tensor:
 def fitted_scales(groups: Tensor, weights: Tensor | None = None) -> Tensor:
     """Scales [n, 1] of groups [n, 32] by least squares; `weights` [32] weight the squared errors.
 
-    For a candidate's rounded numbers q the best scale is sum(w q) / sum(q q), with error
+    For a group w and a candidate's rounded numbers q the best scale is sum(w q) / sum(q q), with error
     sum(w w) - sum(w q)^2 / sum(q q); the candidate with the least error wins.
     """
     least, most = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
@@ -130,7 +130,7 @@ def quantise_int4(weight: Tensor, scales: Callable[[Tensor], Tensor] = fitted_sc
     out, inputs = weight.shape
     packed = torch.empty(out, inputs // 2, dtype=torch.uint8, device=weight.device)
     kept = torch.empty(out, inputs // GROUP, dtype=torch.float16, device=weight.device)
-    # On a GPU each step launches a hundred kernels, so there are fewer.
+    # On a GPU each step launches a hundred kernels, so steps are larger.
     step = max(1, (_ROUNDED << 6 if weight.is_cuda else _ROUNDED) // inputs)
     for i in range(0, out, step):
         groups = weight[i : i + step].float().reshape(-1, GROUP)

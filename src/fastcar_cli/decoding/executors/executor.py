@@ -21,8 +21,8 @@ PREFILL_TOKENS = 512  # of a prompt that attend, and run their MLPs, at once: li
 
 
 class Passed(NamedTuple):
-    """What `Executor.advance` needs of a pass: which MLPs replayed, bool, and scores float32, [layers, rows, count], or
-    None; functions that restore the drafts' slots; how many tokens per video it ran, at least the inputs.
+    """Results of a pass for `Executor.advance`: which MLPs replayed, bool, and scores float32, [layers, rows, count],
+    or None; functions that restore the drafts' slots; how many tokens per video it ran, at least the inputs.
     """
 
     flags: Tensor | None = None

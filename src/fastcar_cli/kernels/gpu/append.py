@@ -1,8 +1,8 @@
 """Rotation, append to the KV cache, temporal attention score and the gate of replay, in one kernel.
 
-A pass has a line for every input token of every row: input 0 of all rows, then input 1 of all rows, and so on. Its
-token is read on the device. A cache is full (index i of the padded sequence lies in slot i) or a window (sinks first,
-then index i in slot first + i % window, and one frame of keys for the score in a ring of frame + 1).
+A pass has a line for every input token of every row: input 0 of all rows, then input 1 of all rows, and so on. A
+line's token is read on the device. A cache is full (index i of the padded sequence lies in slot i) or a window (sinks
+first, then index i in slot first + i % window, and one frame of keys for the score in a ring of frame + 1).
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Gate:
-    """What the append kernel needs of a layer to decide on replay."""
+    """A layer's data for the append kernel, to decide on replay."""
 
     thresholds: Tensor  # float32 [lines]
     scores: Tensor  # float32 [lines], written

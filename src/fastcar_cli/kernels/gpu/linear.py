@@ -92,7 +92,7 @@ def tile_of(tiles: Tiles, x: Tensor, weights: Matrix) -> Tile:
 
 
 def sums(x: Tensor, outputs: int, split: int) -> tuple[Tensor, Tensor]:
-    """Memory for programs that share a tile: sums float32 [split, rows, outputs], and zeroed counts of them."""
+    """Memory for programs that share a tile: parts float32 [split, rows, outputs], and zeroed counts of parts."""
     return x.new_empty(split if split > 1 else 0, len(x), outputs, dtype=torch.float32), _counts(x.device)
 
 
@@ -117,8 +117,8 @@ def _inputs(x, r, k, rows, K: tl.constexpr, EVEN: tl.constexpr, kind: tl.constex
     return tl.load(x + r[None, :] * K + k[:, None], mask=inside, other=0.0).to(kind)
 
 
-# Four bits in the mantissa of 128 (bfloat16) or 1024 (float16) give that number plus 0 to 15; it plus 8 is subtracted,
-# exactly. Each step is a fused multiply-add, the only such instruction of compute capability 8.0 for bfloat16.
+# Four bits in the mantissa of 128 (bfloat16) or 1024 (float16) give that number plus 0 to 15; then that number and 8
+# are subtracted, exactly. Each step is a fused multiply-add: capability 8.0 has no other instruction for bfloat16.
 _WIDEN = """{{
 .reg .b32 p, q, r, t, one, less, zero;
 mov.b32 one, {one};
