@@ -56,7 +56,7 @@ class Hbm(Entry):
     burst: Annotated[Constant, In("beats", whole=True)]  # of a request
     order: Order
     capacity: Annotated[Constant | None, In("GiB")] = None  # if not the device's
-    keys: Literal["layer", "token"] = "layer"  # those of a layer, or of a token, are contiguous
+    keys: Literal["layer", "token"] = "layer"  # keys of a layer, or of a token, are contiguous
     ahead: Annotated[Constant, In("bursts", whole=True, most=4096)]  # requested from a channel and not there yet
     requests: Annotated[Constant | None, In("requests", whole=True)] = None  # outstanding per port; None: no limit
     latency: Annotated[Constant, In("cycles", zero=True, whole=True)]

@@ -29,7 +29,7 @@ class Trace:
 
     input_ids: list[list[int]]  # token ids of each row's prompt, without padding
     position_ids: Tensor  # rotary positions of the prompts, padded on the left (padding has 1), int64 [rows, longest]
-    steps: list[int]  # indices of predicted tokens, those of logits and hidden states
+    steps: list[int]  # predicted tokens to which logits and hidden states belong
     logits: Tensor  # after guidance, before top-k, float32 [len(steps), depth, P, codes]
     hidden: Tensor  # after the final norm, float32 [len(steps), rows, width]
     tas: Tensor  # by input token, float32 [layers, rows, T*N - 1]; NaN where none was computed

@@ -286,7 +286,7 @@ def _folder() -> Path:
 
 
 def spooled(path: Path) -> Path:
-    """The path; for a pipe or `-` that of a copy until the program ends. Raises RequestError above a gigabyte."""
+    """The path; for a pipe or `-` a copy's, until the program ends. Raises RequestError above a gigabyte."""
     given, path = str(path), Path("/dev/stdin") if str(path) == "-" else path
     try:
         standard = path.parent in (Path("/dev"), Path("/dev/fd")) and path.name in ("stdin", *map(str, range(1024)))

@@ -119,9 +119,9 @@ class DecoderPass:
     - older tokens to attend to: older_keys, older_values int8 [layers, rows, kv_heads, older slots, head width],
       older_key_scales, older_value_scales float32 without the head width, and the means added to each, key_means,
       value_means float32 [layers, rows, kv_heads, head width].
-    table: int64 [tokens, 6], the slots of each token: that of its key and value; the end of the slots that it attends
-    to; that of its aligned token's key, and that of its own key in `aligned`; the number of older tokens that it
-    attends to, and the older slot for the token that was in its slot (-1: none).
+    table: int64 [tokens, 6], for each token: the slot of its key and value; the end of the slots that it attends to;
+    the slot of its aligned token's key; the slot of its own key in `aligned`; the number of older tokens that it
+    attends to; the older slot for the token that was in its slot (-1: none).
     cos, sin: float32 [tokens, rows or 1, head width]. start: int64 [rows]; slots before it are padding.
     most: maximum tokens per row and pass. released: TAS takes the query before its rotation, as the released
     code does. pairs: rows r and r + rows / 2 decide together, by the mean of their scores.

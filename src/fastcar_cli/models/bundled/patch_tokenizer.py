@@ -155,7 +155,7 @@ class PatchTokenizer(nn.Module):
         return codes
 
     def under(self, codes: Tensor) -> Tensor:
-        """Codes [B, patches] of the ground; under an object that of the upper or lower border in the same phase."""
+        """Ground codes [B, patches]; under an object the code of the upper or lower border in the same phase."""
         spec = self.spec
         rows = codes.unflatten(1, (spec.grid, spec.grid))
         phase = torch.arange(spec.grid, device=codes.device) % spec.period

@@ -100,7 +100,7 @@ class Tokenizer(ConditionalTokenizer):
         self.quantize, self.dynamics_quantize = (Codebook(n, spec.code_width) for n in (spec.codes, spec.dynamics))
 
     def tokenize(self, frames: Tensor) -> Tensor:
-        """Ids int64 [B, L] of frames float32 [B, S, 3, H, W] in 0..1, those of context first.
+        """Ids int64 [B, L] of frames float32 [B, S, 3, H, W] in 0..1, context frames first.
         Without later frames the ids are a prompt, up to the first delimiter of a later frame but without it.
         """
         spec, t = self.spec, self.spec.context

@@ -1,6 +1,6 @@
 """Actions of RT-1's data set as RLVR-World's models take them: 13 numbers per frame, each mapped to one of 256 ids.
 
-The order is that of the data set's keys, ranges are its smallest and largest numbers (ivideogpt/processor.py
+The order follows the data set's keys, ranges are its smallest and largest numbers (ivideogpt/processor.py
 _discretize_actions and frac_action_ranges.pth of thuml/RLVR-World, vid_wm).
 """
 
