@@ -7,11 +7,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from support.vila_u import small
 
+from fastcar_cli.convert.convert import Conversion, Source
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_lab.dummy.vila_u import write_configs, write_tokenizer, write_weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="Linux reports the peak")]
@@ -32,17 +37,19 @@ main()
 """
 
 
+def model_of(folder: Path, **changes: int) -> Path:
+    """A model in float32 whose decoder is WIDE with changes."""
+    write_configs(folder, **small(**{f"llm__{k}": v for k, v in (WIDE | changes).items()},
+                                  tower__rqtransformer__input_embed_dim_2=1024))  # fmt: skip
+    write_tokenizer(folder, 1000)
+    write_weights(folder, torch.float32)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Models of 2 and 8 layers, which take 64 MiB each in float32."""
-    folders = []
-    for layers in (2, 8):
-        wide = {f"llm__{key}": value for key, value in (WIDE | {"num_hidden_layers": layers}).items()}
-        folders.append(tmp_path_factory.mktemp(f"layers{layers}"))
-        write_configs(folders[-1], **small(**wide, tower__rqtransformer__input_embed_dim_2=1024))
-        write_tokenizer(folders[-1], 1000)
-        write_weights(folders[-1], torch.float32)
-    return folders
+    return [model_of(tmp_path_factory.mktemp(f"layers{layers}"), num_hidden_layers=layers) for layers in (2, 8)]
 
 
 def _ran(*arguments: str) -> tuple[str, int]:
@@ -72,6 +79,30 @@ def test_more_layers_take_what_the_plan_adds(command: str, planned: str, models:
         plans.append(json.loads(plan)["needed_bytes"])
         peaks.append(_ran(*options, "--model", str(model))[1])
     assert peaks[1] - peaks[0] == pytest.approx(plans[1] - plans[0], rel=0.1)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+def test_a_conversion_takes_what_it_plans(dtype: str, tmp_path: Path) -> None:
+    plans, peaks = [], []
+    for width in (32768, 98304):  # matrices of 128 and 384 MiB
+        (folder := tmp_path / f"{width}").mkdir()
+        model = model_of(folder, num_hidden_layers=1, intermediate_size=width)
+        said, peak = _ran("convert", str(model), "-o", str(tmp_path / f"out{width}"), "--dtype", dtype, "--json")
+        plans.append(json.loads(said)["needed_bytes"])
+        peaks.append(peak)
+        assert peak <= plans[-1]
+    assert peaks[1] - peaks[0] == pytest.approx(plans[1] - plans[0], rel=0.1)
+
+
+def test_a_conversion_that_does_not_fit_is_refused(
+    models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversion = Conversion(
+        source := Source(str(models[0])), tmp_path / "out", WeightFormat("bfloat16", torch.bfloat16), source.spec
+    )
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**28))
+    with pytest.raises(RequestError, match=r"the conversion needs 504.0 MiB of memory, 256.0 MiB are free"):
+        conversion.run()
 
 
 HELD = """

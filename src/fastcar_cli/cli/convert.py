@@ -77,6 +77,7 @@ def convert(
     if as_json:
         document: dict[str, Any] = {"folder": str(result.folder), "source": dict(source.identity), "dtype": dtype}
         document |= {"depth_dtype": form.depth or dtype, "source_bytes": result.before, "weights_bytes": result.after}
+        document["needed_bytes"] = conversion.needed()
         typer.echo(json.dumps(document | {"shards_kept": result.kept, "seconds": result.seconds}))
         return
     out, there = Results(quiet), f", {result.kept} shards from an earlier run" if result.kept else ""

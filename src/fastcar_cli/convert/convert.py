@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcar_cli.checkpoints.converted import UNFINISHED, Converted, ConvertedCheckpoint, names_of, working_folder
-from fastcar_cli.checkpoints.memory_plan import gib
+from fastcar_cli.checkpoints.memory_plan import BASE, available_bytes, gib
 from fastcar_cli.checkpoints.open import open_model
 from fastcar_cli.convert.calibrate import Calibration, Walk, saved
 from fastcar_cli.errors import Key, RequestError, RunError
@@ -31,7 +31,7 @@ from fastcar_cli.models.vila_u.network import ModelSpec
 from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_cli.system.files import file_text, locked, write_whole
 from fastcar_cli.weights.formats import GROUP
-from fastcar_cli.weights.tensors import Weights, write_safetensors
+from fastcar_cli.weights.tensors import PIECE, Weights, write_safetensors
 
 _LOCK, _PLAIN, _CODES, _STATES = ".lock", ".plain", ".codes", ".states"
 _MARGIN = 2**20  # upper bound for the bytes of a folder besides weights
@@ -166,14 +166,29 @@ class Conversion:
         names = [n for shard, names in self._shards.items() if shards is None or shard in shards for n in names]
         return sum(self._kept_as.bytes_of(name, self._shapes[name].shape) for name in names)
 
+    def needed(self) -> int | None:
+        """Bytes of memory that the conversion takes: the process, what is stored of a shard so far, a matrix as it is
+        read, and the mapped piece of its file or its rounded form. None with a calibration, which takes more.
+        """
+        most = 0
+        for names in self._shards.values():
+            stored = 0
+            for name in names:
+                rounded = self._kept_as.bytes_of(name, self._shapes[name].shape)
+                most = max(most, stored + self._bytes_before([name]) + max(PIECE, rounded))
+                stored += rounded
+        return None if self._calibration is not None else BASE + most
+
     def _bytes_before(self, names: list[str]) -> int:
         return sum(self._given[name].numel() for name in names) * self._source.stored.itemsize
 
     def run(self, on_progress: Progress = lambda what, done, total: None) -> Result:
-        """Convert, and report to `on_progress`. Raises RequestError for a working folder of another conversion or
-        process, RunError if a file can't be written.
+        """Convert, and report to `on_progress`. Raises RequestError for too little memory and for a working folder of
+        another conversion or process, RunError if a file can't be written.
         """
-        began = time.perf_counter()
+        began, needed, free = time.perf_counter(), self.needed(), available_bytes("cpu")
+        if needed is not None and needed > free:
+            raise RequestError(f"the conversion needs {gib(needed)} of memory, {gib(free)} are free")
         working = working_folder(self._folder)
         self._begin(working)
         busy = RequestError(f"{working}: another process is writing to this folder", hint="wait for it")

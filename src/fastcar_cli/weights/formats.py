@@ -38,9 +38,20 @@ _CANDIDATES = (8.0, 7.1, 7.4, 7.7, 8.3, 8.6, 8.9)
 
 def quantise_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise a float matrix [out, in] to (int8 [out, in], scale float32 [out]); a row of zeros has scale 1."""
-    scale = weight.abs().amax(1).float() / 127
-    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
-    return (weight.float() / scale[:, None]).round_().to(torch.int8), scale
+    numbers = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scale = torch.empty(len(weight), device=weight.device)
+    for rows in _slices(weight):
+        part = weight[rows].float()
+        largest = part.abs().amax(1) / 127
+        scale[rows] = torch.where(largest == 0, torch.ones_like(largest), largest)
+        numbers[rows] = (part / scale[rows, None]).round_()
+    return numbers, scale
+
+
+def _slices(weight: Tensor) -> Iterator[slice]:
+    """Rows of a matrix to round at once; on a GPU a step launches up to a hundred kernels, so steps are larger."""
+    step = max(1, (_ROUNDED << 6 if weight.is_cuda else _ROUNDED) // weight.shape[1])
+    return (slice(i, i + step) for i in range(0, len(weight), step))
 
 
 def widen_int8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
@@ -130,14 +141,12 @@ def quantise_int4(weight: Tensor, scales: Callable[[Tensor], Tensor] = fitted_sc
     out, inputs = weight.shape
     packed = torch.empty(out, inputs // 2, dtype=torch.uint8, device=weight.device)
     kept = torch.empty(out, inputs // GROUP, dtype=torch.float16, device=weight.device)
-    # On a GPU each step launches a hundred kernels, so steps are larger.
-    step = max(1, (_ROUNDED << 6 if weight.is_cuda else _ROUNDED) // inputs)
-    for i in range(0, out, step):
-        groups = weight[i : i + step].float().reshape(-1, GROUP)
+    for rows in _slices(weight):
+        groups = weight[rows].float().reshape(-1, GROUP)
         scale = scales(groups).clamp_(-65504, 65504).half().float()
         inverse = inverse_of(scale)
-        packed[i : i + step] = pack_int4(_rounded(groups, inverse).view(-1, inputs))
-        kept[i : i + step] = scale.view(-1, inputs // GROUP)
+        packed[rows] = pack_int4(_rounded(groups, inverse).view(-1, inputs))
+        kept[rows] = scale.view(-1, inputs // GROUP)
     return packed, kept
 
 

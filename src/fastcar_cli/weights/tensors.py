@@ -245,6 +245,8 @@ class Weights:
             piece = self._file.rows(key, begin, end)
             if not piece.is_floating_point():
                 raise RequestError(f"weights file {path}, key {key!r}: holds {piece.dtype}, expected floats")
+            if self._finite and not bool(torch.isfinite(piece).all()):
+                raise RequestError(f"weights file {path}, key {key!r}: holds NaN or infinite values")
             if target is None:
                 target = torch.empty(size, dtype=dtype or piece.dtype, device=device)
             (target[begin:end] if size else target).copy_(piece)
@@ -259,8 +261,6 @@ class Weights:
                 if self._progress is not None:
                     self._progress(self._done)
         assert target is not None
-        if self._finite and not bool(torch.isfinite(target).all()):
-            raise RequestError(f"weights file {path}, key {key!r}: holds NaN or infinite values")
         return target
 
 
