@@ -30,6 +30,9 @@ from fastcar_cli import __main__ as program
 # Signals wait until the program can answer them: Python's own start is not what these tests are about.
 signals = {sorted(map(int, SIGNALS))!r}
 signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+# nohup and background jobs ignore some of them, and children inherit that.
+for number in {{*signals}} - {{signal.SIGKILL}}:
+    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 open_streams = program.open_streams
 
 
