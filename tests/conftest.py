@@ -32,6 +32,10 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 
+# A shell's background job ignores Ctrl-C, and the processes that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # One thread a process: two processes share two cores.
 torch.set_num_threads(1)
 
