@@ -98,6 +98,7 @@ def _started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=folder, text=True, stdin=pipe, stdout=pipe, stderr=pipe)
 
 
+@pytest.mark.slow
 def test_a_program_plays_through_pipes(tmp_path: Path) -> None:
     """Each action is answered before the next is sent, so frames are decoded ahead; the file is as without."""
     process = _started(tmp_path, "--actions", "-", "--json")
@@ -362,7 +363,7 @@ def test_keys_of_a_terminal_steer(tmp_path: Path) -> None:
 
 @settings(max_examples=3, deadline=None)
 @given(data=st.data())
-@pytest.mark.parametrize(("tau", "draft"), [("off", "auto"), ("-2", "jacobi")])
+@pytest.mark.parametrize(("tau", "draft"), [pytest.param("off", "auto", marks=pytest.mark.slow), ("-2", "jacobi")])
 def test_frames_decoded_ahead_change_no_code(data: st.DataObject, tau: str, draft: str) -> None:
     """Random actions of which some repeat the last one, each with or without a frame decoded ahead."""
     plain = _world(tau, draft)

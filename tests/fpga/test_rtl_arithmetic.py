@@ -274,4 +274,4 @@ def test_a_missing_simulator_is_named_with_what_installs_it(
 def test_another_format_is_refused(tmp_path: Path, run: Run) -> None:
     done = run("lab", "rtl-decoded", "new", "--preset", "edge-int4")
     assert done.returncode == 2, done.stderr
-    assert "preset edge-int4 has format int4, needed: int8-exact" in done.stderr
+    assert "preset edge-int4 has format int4, expected int8-exact" in done.stderr

@@ -132,7 +132,7 @@ def test_a_video_that_continues_frames_replays_from_its_first_token_on(tmp_path:
         (("--accept", "0.5"), "it needs --draft W"),
         (("--draft", "4", "--generate", "2"), "--generate has no effect"),
         (("--draft", "4096"), "a pass takes tokens of one frame"),
-        (("--draft", "4", "--window", "4"), "exclude each other"),
+        (("--draft", "4", "--window", "4"), "can't be used together"),
         (("--video", "nowhere"), "unknown model"),
         (("--tokens", "5"), "--tokens has no effect"),
     ],

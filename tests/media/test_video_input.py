@@ -166,8 +166,8 @@ def test_one_array_of_several(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (_frames()[..., 0], r"has shape \[6, 32, 32\], needed"),
-        (_frames().transpose(0, 3, 1, 2), r"has shape \[6, 3, 32, 32\], needed"),
+        (_frames()[..., 0], r"has shape \[6, 32, 32\], expected"),
+        (_frames().transpose(0, 3, 1, 2), r"has shape \[6, 3, 32, 32\], expected"),
         (_frames() - 300.0, "frame 0 has values from -300"),
         (_frames().astype(int) * 1000, "frame 0 has values from "),
         (_frames() / 255.0, "has fractions from "),

@@ -36,7 +36,7 @@ def test_the_description_keeps_the_words_of_the_readme(project: dict[str, Any]) 
     text = _described(project)
     assert text.startswith("# fastcar\n")
     for words in (
-        "the previous frame's codes are draft tokens",
+        "one forward pass verifies several of them",
         "quickstart, many videos",
         "## How fast",
         "| bundled |",

@@ -125,7 +125,7 @@ def hold(folder: Path, model: str, preset: Preset, every: int, seed: int) -> tup
     preset of another format or a decode without such a pass, RunError for the first number that is not equal.
     """
     if preset.format.kind != "int8-exact":
-        raise RequestError(f"preset {preset.name} has format {preset.format.kind}, needed: int8-exact")
+        raise RequestError(f"preset {preset.name} has format {preset.format.kind}, expected int8-exact")
     if not (folder / "arithmetic" / "units.sv").exists():
         write_arithmetic(folder)
     units = Units(folder, int(preset.core.mac_array.value))

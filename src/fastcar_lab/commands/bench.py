@@ -271,7 +271,7 @@ def bench(
     if not drafts:
         refuse(ctx, ("accept",), "without --draft", "it needs --draft W")
     elif window is not None:
-        raise RequestError("--draft and --window exclude each other", hint="--draft times passes of one token too")
+        raise RequestError("--draft and --window can't be used together", hint="--draft times passes of one token too")
     if video is not None:
         from fastcar_cli.checkpoints.open import spec_of
         from fastcar_lab.bench.video import WholeVideo
