@@ -1,4 +1,7 @@
-"""The native kernels of ARM under qemu, and of Windows under Wine: `pytest -m emulated`."""
+"""The native kernels of ARM under qemu, and of Windows under Wine.
+
+CI runs `pytest -m emulated`; `pytest -m long tests/kernels/test_emulated.py` also runs passes of the other sets and videos.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ WINE = [name for name in ("/usr/lib/wine/wine64", "/usr/bin/wine64") if os.path.
 lacking = [f"{tool} ({how})" for tool, how in NEEDED.items() if shutil.which(tool) is None]
 lacking += [] if importlib.util.find_spec("ziglang") else ["ziglang (pip install ziglang)"]
 pytestmark = [
-    pytest.mark.emulated, pytest.mark.long, pytest.mark.slow,
+    pytest.mark.long, pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux" or bool(lacking), reason=f"Linux with {', '.join(lacking)} is needed"),
 ]  # fmt: skip
 Product = Callable[[str, str, int, int, int], str]
@@ -86,6 +89,7 @@ def output(command: list[str | Path], folder: Path) -> str:
     return done.stderr + done.stdout
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize(("kind", "rows"), INSTRUCTIONS)
 @pytest.mark.parametrize("name", SETS)
 def test_instructions_of_a_product(product: Product, name: str, kind: str, rows: int) -> None:
@@ -95,6 +99,7 @@ def test_instructions_of_a_product(product: Product, name: str, kind: str, rows:
     assert 0 < counted <= 1.1 * INSTRUCTIONS[kind, rows][list(SETS).index(name)]
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("rows", [1, 2, 8])
 @pytest.mark.parametrize("inputs", [4096, 2080])
@@ -104,6 +109,7 @@ def test_products_are_those_of_x86_to_the_bit(product: Product, kind: str, rows:
     assert len(set(hashes.values())) == 1, hashes
 
 
+@pytest.mark.emulated
 @pytest.mark.skipif(not WINE, reason="Wine is needed: apt-get install wine64")
 def test_windows_loads_the_library(folder: Path) -> None:
     target = build.TARGETS["win_amd64"]
@@ -137,7 +143,7 @@ def python(folder: Path) -> list[str | Path]:
     return [*qemu, "-E", "PYTHONHOME=/usr", "-E", "OMP_NUM_THREADS=1", tree / "usr/bin/python3"]
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", ["neon", "neon+dotprod", pytest.param("neon+i8mm", marks=pytest.mark.emulated)])
 def test_kernels_pass_their_tests(python: list[str | Path], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FASTCAR_KERNELS_ISA", name)
     # Those of products run every set at once, and draws are the same for all. A test that forks starts another Python.
