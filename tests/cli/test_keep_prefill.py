@@ -81,10 +81,10 @@ def test_what_the_file_holds(model: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "clip", "said"),
     [
-        ({"runtime": {"dtype": "bfloat16"}}, CLIP, "another dtype"),
-        ({}, Clip(CLIP.frames[::-1].copy()), "another prompt"),
-        ({"attention": {"window": 20}}, CLIP, "another window"),
-        ({"runtime": {"executor": "torch"}}, CLIP, "another executor"),
+        ({"runtime": {"dtype": "bfloat16"}}, CLIP, "a different dtype"),
+        ({}, Clip(CLIP.frames[::-1].copy()), "a different prompt"),
+        ({"attention": {"window": 20}}, CLIP, "a different window"),
+        ({"runtime": {"executor": "torch"}}, CLIP, "a different executor"),
     ],
     ids=["dtype", "prompt", "window", "executor"],
 )
@@ -127,7 +127,7 @@ def test_by_the_command_line(run: Run, model: str, tmp_path: Path) -> None:
         assert 0 < timing["encode_s"] < timing["vision_s"]
     assert (videos[0] == videos[1]).all()
     done = run(*begun, "--context", "1", "--keep-prefill", "kept.safetensors", "-o", "other")
-    assert done.returncode == 2 and "another prompt" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "a different prompt" in done.stderr and "Traceback" not in done.stderr
     assert not Path("other").exists()
     done = run(*begun, "--keep-prefill", "nowhere/kept.safetensors", "-o", "other")
     assert done.returncode == 2 and "--keep-prefill" in done.stderr and "nowhere" in done.stderr
