@@ -1,6 +1,6 @@
 """The native kernels of ARM under qemu, and of Windows under Wine.
 
-CI runs `pytest -m emulated`; `pytest -m long tests/kernels/test_emulated.py` also runs passes of the other sets and videos.
+CI runs `pytest -m emulated`; `pytest -m long tests/kernels/test_emulated.py` adds videos and the passes of other sets.
 """
 
 from __future__ import annotations
