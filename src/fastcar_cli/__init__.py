@@ -1,4 +1,4 @@
-"""fastcar: video from text with auto-regressive models, decoded with cache attentive replay."""
+"""fastcar generates video with auto-regressive models, from text or from frames."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def root(
         bool, typer.Option("-V", "--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Video from text with auto-regressive models, decoded fast with cache attentive replay."""
+    """Generate video with auto-regressive models, from text or from frames."""
 
 
 def main() -> None:

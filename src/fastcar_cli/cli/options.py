@@ -32,14 +32,14 @@ a_model = words([*BUNDLED, *REPOSITORIES])
 FORMATS = ("table", "json", "csv", "md")
 
 ConfigFile = Annotated[
-    str | None, typer.Option("--config", help="Preset name or YAML file.", autocompletion=words(presets))
+    str | None, typer.Option("--config", help="Name of a preset, or a YAML file.", autocompletion=words(presets))
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Override one key: section.key=value.",
+        help="Set one configuration key, section.key=value; repeat the option for more.",
         autocompletion=words(lambda: [f"{key}=" for key in settings()]),
     ),
 ]
@@ -54,7 +54,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 Format = Annotated[
     str, typer.Option("--format", help="Output format: table, json, csv or md.", autocompletion=words(FORMATS))
 ]
-"""Option of the parameter `form`."""
+"""`--format`; the parameter is called `form` because `format` is a builtin."""
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -82,12 +82,12 @@ class VideoOptions(Options):
     actions: list[Path] | None = typer.Option(
         None,
         metavar="FILE",
-        help="Actions, a row per frame: .npz, .npy, .csv, .tsv, .json. [default: the .npz input's]",
+        help="File of actions, one row per frame: .npz, .npy, .csv, .tsv or .json. [default: those in an .npz input]",
     )
-    names: str | None = typer.Option(None, hidden=True, help="vbench: link each video as vbench/{prompt}-{index}.mp4.")
-    shard: str | None = typer.Option(None, help="Do only part k of n, such as 3/8.")
+    names: str | None = typer.Option(None, hidden=True, help="vbench: link each video to vbench/{prompt}-{index}.mp4.")
+    shard: str | None = typer.Option(None, help="Do only one part of the work: k/n, such as 3/8.")
     engine: str = typer.Option(
-        "local", help="local, or ray to run on a Ray cluster.", autocompletion=words(("local", "ray"))
+        "local", help="Where to run: local, or ray for a Ray cluster.", autocompletion=words(("local", "ray"))
     )
     address: str | None = typer.Option(None, hidden=True, help="Address of a Ray cluster. [default: start Ray here]")
     workers: int | None = typer.Option(None, min=1, hidden=True, help="Maximum Ray workers. [default: as many as fit]")
@@ -101,16 +101,18 @@ class VideoOptions(Options):
 class GenerateOptions(VideoOptions):
     """Options of `generate`."""
 
-    truth: bool = typer.Option(False, "--truth", help="Show the ground truth beside the prediction; report errors.")
+    truth: bool = typer.Option(False, "--truth", help="Show the ground truth beside the prediction, and report errors.")
     example: bool = typer.Option(False, "--example", help="Use the bundled model's example prompt or clip.")
     seeds: str | None = typer.Option(None, help="Seeds for every prompt, such as 0-3 or 0,5,7. [default: one seed]")
-    keep_going: bool = typer.Option(False, "--keep-going", help="Skip invalid prompts; exit with status 1.")
+    keep_going: bool = typer.Option(
+        False, "--keep-going", help="Skip invalid prompts and make the others; the exit status is 1 if any was skipped."
+    )
     text_embedding: Path | None = typer.Option(
-        None, metavar="FILE", help="Output of a text encoder, up to 512 rows, as .npy, .pt, ..."
+        None, metavar="FILE", help="File (.npy, .pt, ...) with a text encoder's output, up to 512 rows."
     )
     from_: Path | None = typer.Option(None, "--from", help="Reproduce a video from the recipe in its file.")
     continued: Path | None = typer.Option(
-        None, "--continue", metavar="FILE", help="Continue the video in this file; by default to twice its frames."
+        None, "--continue", metavar="FILE", help="Add --frames frames to this video. [default: as many as it has]"
     )
     output: str | None = typer.Option(
         None,
@@ -120,13 +122,11 @@ class GenerateOptions(VideoOptions):
         "Several videos, a prompt file or an existing folder always give a folder of videos. "
         "[default: named after the prompt]",
     )
-    force: bool = typer.Option(False, "--force", help="Overwrite existing files.")
+    force: bool = typer.Option(False, "--force", help="Overwrite an existing -o FILE, and files of a list (--seeds).")
     preview: bool = typer.Option(False, "--preview", help="Show decoded frames in the terminal.")
-    report_to: Path | None = typer.Option(
-        None, "--report", hidden=True, help="Folder for the emulated accelerator's CSV files."
-    )
+    report_to: Path | None = typer.Option(None, "--report", hidden=True, help="Folder for the accelerator's CSV files.")
     trace_to: Path | None = typer.Option(None, "--trace", help="Save the replay decisions (.npz) for `fastcar fpga`.")
-    verbose: bool = typer.Option(False, "-v", "--verbose", hidden=True, help="Print replay by layer and frame.")
+    verbose: bool = typer.Option(False, "-v", "--verbose", hidden=True, help="Print replay ratios by layer and frame.")
 
     @property
     def earlier(self) -> Path | None:

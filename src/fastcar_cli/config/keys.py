@@ -13,8 +13,8 @@ from fastcar_cli.config.tau import OFF, Tau
 SIZES = r"^[1-9]\d{0,5}x[1-9]\d{0,5}$"
 DEVICES = r"^(auto|cpu|mps|(cuda|xpu)(:\d+)?)$"
 MODELS = (
-    "bundled model (mini, table, table-dense, table-actions), name of the hub (vila-u-7b, ivideogpt-..., "
-    "rt1-world-model-..., cosmos-predict1-...; NAME@REVISION), or model folder"
+    "bundled model (mini, table, table-dense, table-actions), name of a model on the hub (vila-u-7b, ivideogpt-..., "
+    "rt1-world-model-..., cosmos-predict1-...; NAME@REVISION for one revision), or folder of a model"
 )
 """Allowed values of `model`, for help texts."""
 
@@ -53,13 +53,13 @@ class GenerationKeys(Section):
     """The videos to make."""
 
     frames: int | None = setting(None, "number of frames, context frames included", by_model=True, common=True, ge=1)
-    context: int | None = setting(None, "number of context frames from the input: 1 or 9", by_model=True, ge=1)
+    context: int | None = setting(None, "number of input frames to continue from: 1 or 9", by_model=True, ge=1)
     context_policy: choices.ContextPolicy | None = setting(
-        None, "at the model's last position: stop, or roll to a shorter context and continue", by_model=True
+        None, "stop: the positions limit a video; roll: a full context restarts from its last frames", by_model=True
     )
-    size: str | None = setting(None, "WIDTHxHEIGHT, for models with several sizes", by_model=True, pattern=SIZES)
+    size: str | None = setting(None, "WIDTHxHEIGHT, for a model with several frame sizes", by_model=True, pattern=SIZES)
     seed: int | None = setting(None, "seed of the first video", unset="random, printed", common=True, ge=0, lt=2**63)
-    samples: int = setting(1, "videos per prompt or input, with consecutive seeds", common=True, ge=1, le=1024)
+    samples: int = setting(1, "videos per prompt or input; their seeds are consecutive", common=True, ge=1, le=1024)
 
 
 class InputKeys(Section):
@@ -76,10 +76,10 @@ class SamplingKeys(Section):
 
     cfg: float | None = setting(None, "guidance scale; 1 disables guidance", by_model=True, common=True, ge=0, le=1000)
     temperature: float | None = setting(
-        None, "temperature; 0 selects the most likely code", by_model=True, common=True, ge=0, le=1000
+        None, "sampling temperature; 0 always selects the most likely code", by_model=True, common=True, ge=0, le=1000
     )
-    top_k: int | None = setting(None, "sample from the k most likely codes; 0: from all", by_model=True, ge=0)
-    top_p: float | None = setting(None, "sample from the codes with this probability mass", by_model=True, gt=0, le=1)
+    top_k: int | None = setting(None, "sample from the k most likely codes; 0 samples from all", by_model=True, ge=0)
+    top_p: float | None = setting(None, "sample from the top codes of this probability mass", by_model=True, gt=0, le=1)
     first_frame_top_p: float | None = setting(None, "top_p in the first frame", flag=None, by_model=True, gt=0, le=1)
 
     @field_validator("temperature", mode="after")
@@ -94,22 +94,22 @@ class ReplayKeys(Section):
     """Replay of MLP outputs."""
 
     tau: Annotated[InstanceOf[Tau], BeforeValidator(Tau.read)] = setting(
-        OFF, "replay threshold: off, a number (0 to -4 is useful), or one per layer; lower replays more", common=True
+        OFF, "replay threshold: off, a number (0 to -4 is useful), or one per layer; a lower replays more", common=True
     )
     ratio: float | None = setting(
-        None, "target replay ratio, such as 0.8, instead of tau", flag="--replay-ratio", common=True, gt=0, lt=1
+        None, "target replay ratio, such as 0.8; a controller sets tau", flag="--replay-ratio", common=True, gt=0, lt=1
     )
-    controller: choices.Controller = setting(
-        "layer", "scope of the ratio: one threshold for the model, or one per layer", flag=None
-    )
+    controller: choices.Controller = setting("layer", "with a ratio: one threshold in all, or one per layer", flag=None)
     score: choices.Score = setting("tas", "score to compare with the threshold", common=True)
-    tas: choices.TasDefinition | None = setting(None, "definition of the temporal attention score", by_model=True)
-    gate: choices.Gate | None = setting(None, "unit of a replay decision: row, or guided pair", by_model=True)
-    max_age: int | None = setting(
-        None, "maximum consecutive replays of one cached MLP output", flag="--max-replay-age", unset="no limit", ge=1
+    tas: choices.TasDefinition | None = setting(
+        None, "query in the temporal attention score: after rotation, or before, as in the released code", by_model=True
     )
-    first_frame: int = setting(0, "first decoded frame that may replay, from 0", flag=None, ge=0)
-    eligible: choices.Eligible = setting("codes", "tokens that may replay: codes, or frame delimiters too", flag=None)
+    gate: choices.Gate | None = setting(None, "what decides to replay: a row, or both rows of a video", by_model=True)
+    max_age: int | None = setting(
+        None, "maximum number of consecutive replays of one MLP output", flag="--max-replay-age", unset="no limit", ge=1
+    )
+    first_frame: int = setting(0, "index of the first decoded frame that may replay", flag=None, ge=0)
+    eligible: choices.Eligible = setting("codes", "tokens that may replay: only codes, or delimiters too", flag=None)
 
     @field_validator("ratio", mode="after")
     @classmethod
@@ -133,15 +133,16 @@ class DraftKeys(Section):
 
     kind: choices.Draft | None = setting(
         None,
-        "speculative decoding, the same video in fewer passes. frame: the previous frame's codes are the draft tokens; "
-        "jacobi: the last pass's samples too; auto: jacobi with the fastest draft length on this machine",
+        "speculative decoding, the same video in fewer passes. frame: drafts are the previous frame's codes; jacobi: "
+        "the last pass's rejected samples, then the previous frame's codes; auto: jacobi, with the draft length that "
+        "is fastest here",
         flag="--draft",
         unset="auto, off in sweep and profile",
         common=True,
     )
     window: int | None = setting(
         None,
-        "draft length: maximum input tokens per pass",
+        "draft length: maximum number of input tokens per pass",
         flag="--draft-window",
         unset="16 or fewer",
         common=True,
@@ -156,7 +157,7 @@ class AttentionKeys(Section):
     window: Annotated[int | None, BeforeValidator(_read_window)] = setting(
         None, "attention window in tokens, or off for full attention", unset="off", common=True, ge=1
     )
-    sinks: int = setting(4, "first prompt tokens that stay in the attention window", ge=0)
+    sinks: int = setting(4, "number of first prompt tokens that stay in the attention window", ge=0)
     kv_dtype: choices.KVDtype = setting("auto", "format of the KV cache; auto: the model's dtype", common=True)
 
 
@@ -164,7 +165,7 @@ class BackendKeys(Section):
     """Backend of the MLPs."""
 
     name: choices.Backend = setting(
-        "torch", "backend of the MLPs: this machine, or an emulated FPGA accelerator", flag="--backend", common=True
+        "torch", "where MLPs run: on this machine, or on an emulated FPGA accelerator", flag="--backend", common=True
     )
     preset: str | None = setting(
         None,
@@ -179,22 +180,20 @@ class BackendKeys(Section):
 class RuntimeKeys(Section):
     """Device, precision and executor."""
 
-    device: str = setting("auto", "device: auto, cpu, cuda, cuda:N; mps or xpu, in plain torch", pattern=DEVICES)
-    dtype: choices.Dtype = setting("auto", "format of the weights; a converted model's is fixed", common=True)
+    device: str = setting("auto", "device: auto, cpu, cuda or cuda:N; mps or xpu run plain torch", pattern=DEVICES)
+    dtype: choices.Dtype = setting("auto", "format of the weights; a converted model has only its own", common=True)
     pixel_dtype: choices.PixelDtype = setting(
-        "float32", "dtype of the pixel decoder; bfloat16 only for Cosmos-Predict1 and RLVR-World"
+        "float32", "dtype of the pixel decoder; only Cosmos-Predict1 and RLVR-World support bfloat16"
     )
     tokenizer: str | None = setting(
-        None, "folder of a tokenizer that is not in the model's folder", unset="one beside it", min_length=1
+        None, "folder of a tokenizer outside the model's folder", unset="the one beside the model", min_length=1
     )
-    keep_prefill: str | None = setting(
-        None, "file (.safetensors) to save and reuse the prompt's KV cache", min_length=1
-    )
+    keep_prefill: str | None = setting(None, "file (.safetensors) to save or reuse the prompt's KV cache", min_length=1)
     executor: choices.Executor = setting(
         "auto", "implementation of a decode pass: native CPU kernels, a CUDA graph or plain torch; auto: the fastest"
     )
     threads: int | None = setting(
-        None, "CPU threads", unset="all, two in the native kernels for a bundled model", ge=1, le=1024
+        None, "CPU threads", unset="all; in the native kernels two for a bundled model", ge=1, le=1024
     )
 
 
@@ -202,4 +201,4 @@ class VideoKeys(Section):
     """Output files."""
 
     fps: int | None = setting(None, "frames per second in the file", by_model=True, ge=1, le=120)
-    scale: int = setting(1, "enlargement of frames in the file, 1 to 16", ge=1, le=16)
+    scale: int = setting(1, "factor by which frames in the file are enlarged, 1 to 16", ge=1, le=16)

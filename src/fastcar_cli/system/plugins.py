@@ -60,7 +60,7 @@ def command(name: str, group: str = COMMANDS) -> Callable[[], Any] | None:
 
 
 def of_fpga(name: str, what: str) -> Callable[..., None]:
-    """The function of this name for `fastcar fpga`. Raises RequestError, which calls it `what`, if there is none."""
+    """The plug-in `name` of `fastcar fpga`. Raises RequestError, naming the command `what`, if it is not installed."""
     if (load := command(name, FPGA_COMMANDS)) is None:
         said = f"fastcar fpga {what} needs the package fastcar_lab, which is not installed"
         raise RequestError(said, hint="pip install -e . in a checkout of fastcar")

@@ -55,7 +55,7 @@ class PlacementTokenizer(PhraseTokenizer):
         self._check([*self.things, *self.usual.values(), *self.only, *values])
         most = max((i for rows in self.layouts.values() for row in rows for ids in row for i in ids), default=0)
         if most >= len(self.vocabulary):
-            raise ValueError(f"{most} is beyond its vocabulary")
+            raise ValueError(f"layouts: token id {most}, but the vocabulary has {len(self.vocabulary)} tokens")
         looks = [token for tokens in self.looks.values() for token in tokens]
         thing, look, ground, motion = (
             "|".join(sorted((p for t in tokens for p in self.phrases.get(t, ())), key=len, reverse=True))

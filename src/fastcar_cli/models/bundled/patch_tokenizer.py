@@ -68,7 +68,7 @@ class Around(nn.Module):
 
 
 class PatchEncoder(nn.Module):
-    """Patches to scores: one for an object on the ground, then one per ground code and per value of each part."""
+    """Maps patches to logits: object present, then one per ground code, then one per value of each object attribute."""
 
     def __init__(self, spec: PatchTokenizerSpec) -> None:
         super().__init__()
