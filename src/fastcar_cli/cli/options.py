@@ -112,7 +112,7 @@ class GenerateOptions(VideoOptions):
     )
     from_: Path | None = typer.Option(None, "--from", help="Reproduce a video from the recipe in its file.")
     continued: Path | None = typer.Option(
-        None, "--continue", metavar="FILE", help="Add --frames frames to this video. [default: as many as it has]"
+        None, "--continue", metavar="FILE", help="Add `--frames` frames to this video. [default: as many as it has]"
     )
     output: str | None = typer.Option(
         None,

@@ -94,7 +94,7 @@ class ReplayKeys(Section):
     """Replay of MLP outputs."""
 
     tau: Annotated[InstanceOf[Tau], BeforeValidator(Tau.read)] = setting(
-        OFF, "replay threshold: off, a number (0 to -4 is useful), or one per layer; a lower replays more", common=True
+        OFF, "threshold: off, a number (0 to -4 is useful), or one per layer; lower thresholds replay more", common=True
     )
     ratio: float | None = setting(
         None, "target replay ratio, such as 0.8; a controller sets tau", flag="--replay-ratio", common=True, gt=0, lt=1
@@ -108,7 +108,7 @@ class ReplayKeys(Section):
     max_age: int | None = setting(
         None, "maximum number of consecutive replays of one MLP output", flag="--max-replay-age", unset="no limit", ge=1
     )
-    first_frame: int = setting(0, "index of the first decoded frame that may replay", flag=None, ge=0)
+    first_frame: int = setting(0, "index of the first decoded frame that may replay, from 0", flag=None, ge=0)
     eligible: choices.Eligible = setting("codes", "tokens that may replay: only codes, or delimiters too", flag=None)
 
     @field_validator("ratio", mode="after")
