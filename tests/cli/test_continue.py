@@ -34,6 +34,19 @@ def test_an_extended_video_equals_the_longer_one(run: Run, begun: Path) -> None:
     assert read_recipe(begun / "b.mp4") == read_recipe(begun / "c.mp4")
 
 
+@pytest.mark.slow
+def test_the_recipe_of_a_video_that_rolled_repeats_it(run: Run, tmp_path: Path) -> None:
+    # `table` has positions for far more than the 16 frames after which it rolls.
+    for ask in ((BALL, "--seed", "3", "-o", "a.mp4"), ("--continue", "a.mp4", "--frames", "8", "-o", "b.mp4")):
+        assert run("generate", *ask, "--model", "table", "-q").returncode == 0
+    assert run("generate", "--from", "b.mp4", "-q", "-o", "c.mp4").returncode == 0
+    assert (tmp_path / "b.mp4").read_bytes() == (tmp_path / "c.mp4").read_bytes()
+    stop = ("--frames", "24", "--set", "generation.context_policy=stop")
+    assert run("generate", "--from", "b.mp4", *stop, "-q", "-o", "d.mp4").returncode == 0
+    assert run("generate", "--from", "d.mp4", "-q", "-o", "e.mp4").returncode == 0
+    assert (tmp_path / "d.mp4").read_bytes() == (tmp_path / "e.mp4").read_bytes() != (tmp_path / "b.mp4").read_bytes()
+
+
 def test_without_frames_it_gets_as_many_more(run: Run, begun: Path) -> None:
     assert run("generate", "--continue", "a.mp4", "--model", "tiny", "-q", "-o", "b.gif").returncode == 0
     assert len(read_frames(begun / "b.gif")) == 4

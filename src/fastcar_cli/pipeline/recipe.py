@@ -36,7 +36,8 @@ def recipe_of(
     model, preset = run.model, run.backend.preset
     settings = {k: v for k, v in flat(run.to_dict()).items() if k.startswith(_TAKEN)}
     settings["runtime.dtype"] = loaded.network.weight_format
-    if (run.generation.frames or 0) <= loaded.network.spec.continuing(run.generation.context).longest:
+    trained = loaded.network.spec.continuing(run.generation.context).frames
+    if run.generation.context_policy == "stop" or (run.generation.frames or 0) <= trained:
         del settings["generation.context_policy"]  # without a roll, as in recipes from before this key
     if not public_name(model):
         del settings["model"]

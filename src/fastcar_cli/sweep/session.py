@@ -112,7 +112,7 @@ class Session:
         request, pipe = self.request, self.worker.base
         keys = {k: v for k, v in flat(pipe.resolved.to_dict()).items() if not k.startswith(SWEPT)}
         keys.pop("runtime.tokenizer", None)  # its weights are among the model's
-        if pipe.frames <= pipe.spec.longest:
+        if keys["generation.context_policy"] == "stop" or pipe.frames <= pipe.spec.frames:
             del keys["generation.context_policy"]  # without a roll, as in folders from before this key
         network = pipe.model.network
         keys |= {
