@@ -1,6 +1,7 @@
 """The native kernels of ARM under qemu, and of Windows under Wine.
 
-CI runs `pytest -m emulated`; `pytest -m long tests/kernels/test_emulated.py` adds videos and the passes of other sets.
+CI runs `pytest -m emulated`; `pytest -m long tests/kernels/test_emulated.py` adds videos, Windows' library
+and passes of the other sets.
 """
 
 from __future__ import annotations
@@ -109,7 +110,6 @@ def test_products_are_those_of_x86_to_the_bit(product: Product, kind: str, rows:
     assert len(set(hashes.values())) == 1, hashes
 
 
-@pytest.mark.emulated
 @pytest.mark.skipif(not WINE, reason="Wine is needed: apt-get install wine64")
 def test_windows_loads_the_library(folder: Path) -> None:
     target = build.TARGETS["win_amd64"]
