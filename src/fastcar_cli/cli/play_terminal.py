@@ -43,11 +43,12 @@ def play_here(session: PlaySession) -> None:
     preview, terminal = Preview(1), console()
     preview.add(session.newest[-1])
     reach, chosen = session.reach or 1.0, 0
-    help_ = "arrows or WASD steer, space stops, p pauses, . one frame, r resets, q ends"
+    keys = "p pauses, . decodes one frame, r restarts, q ends"
+    help_ = f"arrows or WASD steer, space releases them, {keys}"
     if session.size != 2:
-        help_ = f"1 to {session.size} choose a number, arrows change it, space stops, p, ., r, q"
+        help_ = f"1 to {session.size} choose a number, arrows change it, space sets 0, {keys}"
     rest, words = session.steered.rest, session.steered.words
-    help_ = f"{words}, space rests, p pauses, . one frame, r resets, q ends" if words else help_
+    help_ = f"{words}, space rests, {keys}" if words else help_
     action, paused, once, due = [*rest], False, False, time.monotonic()
     try:
         tty.setcbreak(descriptor)

@@ -24,7 +24,7 @@ from fastcar_cli.system.files import read_text, write_whole
 def profile(
     ctx: typer.Context,
     seq: str | None = typer.Option(None, help="Context lengths, such as 2k,8192. [default: 2k,4k,8k]"),
-    rows: int | None = typer.Option(None, help="Rows; a guided video has two. [default: one video]", min=1, max=256),
+    rows: int | None = typer.Option(None, help="Rows; with guidance two per video. [default: 1 video]", min=1, max=256),
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = typer.Option(
         "auto", help="auto, float32, bfloat16 or float16."
     ),
@@ -38,7 +38,7 @@ def profile(
     tau: str = typer.Option("-2", help="Threshold of --decode."),
     seed: int = typer.Option(0, help="Seed of --decode.", min=0, max=2**63 - 1),
     save: Path | None = typer.Option(None, help="Save the result to this JSON file."),
-    compare: Path | None = typer.Option(None, help="Print ratios to this saved result."),
+    compare: Path | None = typer.Option(None, help="Compare times with those of this saved result."),
     dry: bool = typer.Option(False, "--dry-run", help="Print the memory and the number of layers; measure nothing."),
     as_json: Json = False,
 ) -> None:
@@ -221,7 +221,7 @@ def _drafts(drafts: dict[str, Any]) -> Table:
     table = columns(
         f"drafts at {drafts['seq']:,}: passes of W tokens per video, {drafts['kernels']}",
         *("W", "ms", "times one", "pay from", "beat replay from"),
-        caption=f"share of accepted drafts; replay of {drafts['replay_ratio']:.0%}: {drafts['replay_speedup']:.2f}x",
+        caption=f"%: share of accepted drafts. Replay of {drafts['replay_ratio']:.0%}: {drafts['replay_speedup']:.2f}x",
     )
     for line in drafts["windows"]:
         shares = ["" if line["window"] == 1 else "never" if (a := line[k]) is None else f"{a:.0%}"

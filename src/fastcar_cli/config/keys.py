@@ -55,7 +55,7 @@ class GenerationKeys(Section):
     frames: int | None = setting(None, "number of frames, context frames included", by_model=True, common=True, ge=1)
     context: int | None = setting(None, "number of input frames to continue from: 1 or 9", by_model=True, ge=1)
     context_policy: choices.ContextPolicy | None = setting(
-        None, "stop: the positions limit a video; roll: a full context restarts from its last frames", by_model=True
+        None, "stop: no more frames than positions; roll: a full context restarts from its last frames", by_model=True
     )
     size: str | None = setting(None, "WIDTHxHEIGHT, for a model with several frame sizes", by_model=True, pattern=SIZES)
     seed: int | None = setting(None, "seed of the first video", unset="random, printed", common=True, ge=0, lt=2**63)
@@ -99,12 +99,12 @@ class ReplayKeys(Section):
     ratio: float | None = setting(
         None, "target replay ratio, such as 0.8; a controller sets tau", flag="--replay-ratio", common=True, gt=0, lt=1
     )
-    controller: choices.Controller = setting("layer", "with a ratio: one threshold in all, or one per layer", flag=None)
+    controller: choices.Controller = setting("layer", "of a target ratio: one tau for all, or one per layer", flag=None)
     score: choices.Score = setting("tas", "score to compare with the threshold", common=True)
     tas: choices.TasDefinition | None = setting(
-        None, "query in the temporal attention score: after rotation, or before, as in the released code", by_model=True
+        None, "query of the temporal attention score: after rotary embedding, or before it (released)", by_model=True
     )
-    gate: choices.Gate | None = setting(None, "what decides to replay: a row, or both rows of a video", by_model=True)
+    gate: choices.Gate | None = setting(None, "with guidance: rows decide alone, or in pairs", by_model=True)
     max_age: int | None = setting(
         None, "maximum number of consecutive replays of one MLP output", flag="--max-replay-age", unset="no limit", ge=1
     )

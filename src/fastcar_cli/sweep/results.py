@@ -198,7 +198,7 @@ def knees(summary: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[dic
             continue
         value = "identical" if best[quality] is None else f"{best[quality]:.3g}"
         why = (
-            f"farthest above the line from dense to most replay, by {height:.2f} of 1: "
+            f"farthest above the line from dense to most replay, by {height:.2f} if both axes go from 0 to 1: "
             f"{best['replay_ratio']:.1%} replayed at {quality} {value}"
         )
         bends.append({**{k: best[k] for k in SETTING}, "why": why})

@@ -90,7 +90,7 @@ class Session:
         scorer.check(pipe.height, pipe.width)
         self.notices = notices = first_of(pipe.notices([clips.get(p, p) for p in grid.prompts]))
         if "pair" in grid.gate and pipe.settings.sampling.cfg == 1.0:
-            alike = "without guidance (cfg 1) a video is one row, so it decides as row does"
+            alike = "without guidance (cfg 1) a video has only one row, so pair and row decide the same"
             notices.append(f"gate pair: {alike}; sampling.cfg=2 makes pairs")
         if "fidelity" in request.metrics and not can_judge():
             notices.append("fidelity is left out: the package fastcar_lab, which judges videos, is not installed")

@@ -70,7 +70,7 @@ def obstacle(batch: Batch) -> str | None:
         (batch.model.spec.decoder.source > 0, "the CUDA graph does not support cross-attention"),
         (batch.draws.keep_logits, "logits are requested"),
         (batch.settings.kv_dtype != "auto", f"keys and values are {batch.settings.kv_dtype}"),
-        (batch.settings.rule.target is not None, "the replay ratio is a target, whose thresholds the host sets"),
+        (batch.settings.rule.target is not None, "for a target replay ratio the host sets thresholds while decoding"),
         (batch.draws.tokens < 2, "there is one token only"),
     )
     return next((why for hit, why in rules if hit), None)

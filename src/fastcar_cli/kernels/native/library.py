@@ -19,7 +19,7 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.kernels.native.build import FOLDER, NAME, SOURCES, WHY_NOT, platform_tag, source_hash
 from fastcar_cli.kernels.native.structs import STRUCTS, Linear, expect, matrix
 
-_OTHER_WHEEL = f"; with ziglang or a C++ compiler install from source, or a wheel for {platform_tag()}"
+_OTHER_WHEEL = f"; install from source with ziglang or a C++ compiler, or install a wheel for {platform_tag()}"
 
 
 @cache
@@ -32,7 +32,7 @@ def open_library() -> ctypes.CDLL | str:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as e:
-        return f"the native kernels can't be loaded, perhaps as another system's: {e}{_OTHER_WHEEL}"
+        return f"the native kernels can't be loaded, perhaps since the library is for another system: {e}{_OTHER_WHEEL}"
     library.fastcar_instruction_set.argtypes = library.fastcar_kernels.argtypes = [ctypes.c_int64]
     library.fastcar_instruction_set.restype = library.fastcar_sources.restype = ctypes.c_char_p
     library.fastcar_kernels.restype = ctypes.POINTER(STRUCTS.Kernels)
