@@ -128,6 +128,9 @@ def python(folder: Path) -> list[str | Path]:
     tree, site, checkout = folder / "tree", folder / "site", folder / "checkout"
     debian = ["mmdebstrap", "--variant=extract", "--arch=arm64", "--include=python3,libstdc++6,libgomp1", "bookworm"]
     subprocess.run([*debian, tree], check=True)
+    # qemu looks for a folder in the tree first, and would not find a checkout below one of these.
+    for name in ("tmp", "home", "root", "srv", "mnt", "opt"):
+        shutil.rmtree(tree / name, ignore_errors=True)
     pydantic = [f"{name}=={version(name)}" for name in ("pydantic", "pydantic_core")]
     platforms = [f"--platform=manylinux_2_{n}_aarch64" for n in (17, 27, 28)]
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--only-binary=:all:", "--python-version=3.11"]
