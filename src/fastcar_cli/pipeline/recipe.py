@@ -15,6 +15,7 @@ from fastcar_cli.config.run_config import RunConfig, current, flat, later_wins, 
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.inputs.prompt import Prompt, TokenisedClip
 from fastcar_cli.models.checkpoint import Identity, LoadedModel
+from fastcar_cli.pipeline.resolve import rolls, spec_in
 from fastcar_fpga import load_preset
 
 _TAKEN = (
@@ -36,8 +37,7 @@ def recipe_of(
     model, preset = run.model, run.backend.preset
     settings = {k: v for k, v in flat(run.to_dict()).items() if k.startswith(_TAKEN)}
     settings["runtime.dtype"] = loaded.network.weight_format
-    trained = loaded.network.spec.continuing(run.generation.context).frames
-    if run.generation.context_policy == "stop" or (run.generation.frames or 0) <= trained:
+    if not rolls(spec_in(loaded, run), run):
         del settings["generation.context_policy"]  # without a roll, as in recipes from before this key
     if not public_name(model):
         del settings["model"]

@@ -142,6 +142,12 @@ def decoded_frames(spec: Spec, frames: int) -> int:
     return 1 + (frames - 1) // spec.frame_spec.per_latent - spec.layout.context
 
 
+def rolls(spec: Spec, run: RunConfig) -> bool:
+    """Whether the context of a resolved run rolls before the end of its video."""
+    frames = decoded_frames(spec, given(run.generation.frames))
+    return run.generation.context_policy == "roll" and frames > segment_of(spec)
+
+
 def segment_of(spec: Spec) -> int:
     """Number of latent frames to decode before the context rolls: as many as in training, or as positions allow."""
     return decoded_frames(spec, min(spec.frames, spec.longest))

@@ -23,6 +23,7 @@ from fastcar_cli.inputs.prompt import Clip, first_of
 from fastcar_cli.pipeline.clips import ClipFiles
 from fastcar_cli.pipeline.engines import open_engine
 from fastcar_cli.pipeline.pipeline import VideoPipeline
+from fastcar_cli.pipeline.resolve import rolls
 from fastcar_cli.sweep.grid import OFF, Grid, Group
 from fastcar_cli.sweep.metrics import Scorer
 from fastcar_cli.sweep.names import VBENCH_FPS, check_names, link_names
@@ -112,7 +113,7 @@ class Session:
         request, pipe = self.request, self.worker.base
         keys = {k: v for k, v in flat(pipe.resolved.to_dict()).items() if not k.startswith(SWEPT)}
         keys.pop("runtime.tokenizer", None)  # its weights are among the model's
-        if keys["generation.context_policy"] == "stop" or pipe.frames <= pipe.spec.frames:
+        if not rolls(pipe.spec, pipe.resolved):
             del keys["generation.context_policy"]  # without a roll, as in folders from before this key
         network = pipe.model.network
         keys |= {
