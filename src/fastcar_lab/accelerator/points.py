@@ -12,12 +12,11 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.system.files import csv_of, write_whole
 from fastcar_fpga.device import Constant, ReadStream, load_part, share
 from fastcar_fpga.preset import load_preset
-from fastcar_lab.accelerator.predicted import POINTS, UNKNOWN, points_of, predict
+from fastcar_lab.accelerator.predicted import POINTS, points_of, predict
 from fastcar_lab.common import markdown
 
 Next = Literal["groups", "rows", "bank", "apart", "meet"]
-"""Where the next burst lies: the orders of device.py; a row after the other of one bank; two streams with bank groups
-in turn, a request of 512 bytes each, in banks behind each other (apart), or in other rows of one bank (meet)."""
+"""Where the next burst lies; records.md describes the orders."""
 
 _REQUEST, _FAR = 512, 2**10  # bytes of a request of one of two streams, and rows of a bank between them
 
@@ -82,7 +81,7 @@ def _number(value: float | None, form: str = ".1f") -> str:
 
 def _range(row: dict[str, Any]) -> str:
     low, high = row["low_tokens_per_s"], row["high_tokens_per_s"]
-    return "can't say" if low is None else f"{low:.1f} to {high:.1f}"
+    return "unknown" if low is None else f"{low:.1f} to {high:.1f}"
 
 
 def _inside(row: dict[str, Any]) -> str:
@@ -97,36 +96,37 @@ def _published(row: dict[str, Any]) -> str:
 
 
 def _known(rows: list[dict[str, Any]], held_out: bool) -> str:
-    """A sentence on speeds that nothing is fitted to, of those read before the prediction or after it."""
-    known = [
-        r for r in rows if r["held_out"] == held_out and (held_out or (r["error"] is not None and not r["fitted"]))
-    ]
-    error = median(abs(r["error"]) for r in known)
+    """Sentences on speeds that nothing is fitted to, of those read before the prediction or after it."""
+    free = [r for r in rows if r["error"] is not None and not r["fitted"] and r["held_out"] == held_out]
     return (
-        f"Of {len(known)} published speeds that nothing is fitted to, read {'after' if held_out else 'before'} the "
-        f"prediction, the median error is {error:.0%}, and {sum(_inside(r) == 'yes' for r in known)} are within their "
-        "ranges."
+        f"We read {len(free)} published speeds {'after' if held_out else 'before'} the prediction and fitted nothing "
+        f"to them. The median error of these predictions is {median(abs(r['error']) for r in free):.0%}, and "
+        f"{sum(_inside(r) == 'yes' for r in free)} of these speeds lie in the predicted range."
     )
 
 
-def _watts(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Lines on power: of Zynq boards counted both ways, and the error of what was held out."""
-    ways: list[list[str]] = []
+def _speeds(rows: list[dict[str, Any]]) -> Iterator[list[Any]]:
+    """Cells of the table of speeds."""
+    for r in rows:
+        error = _number(r["error"], "+.0%") if r["beyond"] or not r["fitted"] else "-"
+        yield [
+            *(r["work"], f"`{r['preset']}`", r["model"], r["context"], _number(r["predicted_tokens_per_s"])),
+            *(_range(r), _published(r), error, _inside(r), f"{r['share_of_peak']:.0%}", _number(r["predicted_watts"])),
+            *(_number(r["published_watts"], "g"), _number(r["watts_error"], "+.0%")),
+            *(", ".join(f"`{name}`" for name in r["fitted"]) or "-", "yes" if r["held_out"] else "-", r["source"]),
+        ]
+
+
+def _watts(rows: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """Cells of the table of power: of Zynq boards, counted both ways."""
     for r in rows:
         if r["published_watts"] and r["chip_watts"]:
-            for way, key in (("chip, as Vivado reports it", "chip"), ("board: idle and moved bits", "predicted")):
-                error = r["chip_error" if key == "chip" else "watts_error"]
-                cells = [_number(r[f"{key}_watts"]), _number(r["published_watts"], "g"), _number(error, "+.0%")]
-                ways.append([r["work"], f"`{r['preset']}`", way, *cells, "yes" if r["held_out"] else "-"])
-    yield "## Power of chip and board"
-    yield ""
-    yield "Hummingbird's watts are those of a Vivado report (second hand): processors, leakage and logic of the chip,"
-    yield "neither memory nor board. Its published saving of 42 % is 3.81 W against 6.57 W, so both are counted alike."
-    yield ""
-    yield from markdown(["work", "preset", "counted", "W", "published", "error", "held out"], ways)
-    yield ""
-    errors = [abs(r["chip_error"] or r["watts_error"]) for r in rows if r["held_out"] and r["published_watts"]]
-    yield f"Of {len(errors)} held-out watts, counted as their sources count, the median error is {median(errors):.0%}."
+            for way, watts, error in (
+                ("chip", "chip_watts", "chip_error"),
+                ("board", "predicted_watts", "watts_error"),
+            ):
+                cells = [_number(r[watts]), _number(r["published_watts"], "g"), _number(r[error], "+.0%")]
+                yield [r["work"], f"`{r['preset']}`", way, *cells, "yes" if r["held_out"] else "-"]
 
 
 def _said(rows: list[dict[str, Any]], key: str) -> dict[str, str]:
@@ -138,65 +138,40 @@ def _cell(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-def page(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Lines of docs/data/accelerators.md."""
-    yield "# Records: other accelerators, predicted"
-    yield ""
-    yield "Written by `fastcar lab accelerators docs/data`; [the emulated FPGA accelerator](../fpga.md) summarises it."
-    yield "Where a constant is fitted to the speed, the row has no error. Held out: predicted at commit 19d1064"
-    yield "(2026-11-26), compared on 2026-11-28, no constant changed since. Errors: of the nearest published figure."
-    yield ""
-    yield "## Decode speed and power"
-    yield ""
-    names = ["work", "preset", "model", "context", "tok/s predicted", "range", "published", "error", "in range"]
-    speeds = []
-    for r in rows:
-        fits = ", ".join(f"`{name}`" for name in r["fitted"]) or "-"
-        watts = (r["predicted_watts"], r["published_watts"], r["watts_error"])
-        cells = [r["work"], f"`{r['preset']}`", r["model"], r["context"], _number(r["predicted_tokens_per_s"])]
-        cells += [_range(r), _published(r)]
-        cells += [_number(r["error"], "+.0%") if r["beyond"] or not r["fitted"] else "-"]
-        cells += [_inside(r), f"{r['share_of_peak']:.0%}", _number(watts[0]), _number(watts[1], "g")]
-        speeds.append([*cells, _number(watts[2], "+.0%"), fits, "yes" if r["held_out"] else "-", r["source"]])
-    columns = [*names, "of peak", "W", "published", "error", "fitted", "held out", "source"]
-    yield from markdown(columns, speeds)
-    yield ""
-    yield f"{_known(rows, False)} {_known(rows, True)}"
-    yield ""
-    yield from _watts(rows)
-    yield ""
-    yield "Each range has one end with all that is not published of a design at its worst, one with it at its best:"
-    yield ""
-    yield from (f"- {name}: {text}" for name, text in UNKNOWN.items())
-    yield ""
-    yield from markdown(["work", "not published"], _said(rows, "unknown").items())
-    yield ""
-    yield "No prediction, or more than 15 % off, and why:"
-    yield ""
-    yield from (f"- {work}: {missing}." for work, missing in _said(rows, "missing").items())
-    yield ""
-    yield "## The same with one thing changed"
-    yield ""
-    yield "No preset has these values: what is not published, and what a design's authors assume."
-    yield ""
-    yield from markdown(["work", "changed", "tok/s predicted", "error"], changed())
-    yield ""
-    yield "## Time to the first token"
-    yield ""
-    first = (
+def page(rows: list[dict[str, Any]]) -> str:
+    """The text of docs/data/accelerators.md."""
+    powers = [abs(r["chip_error"] or r["watts_error"]) for r in rows if r["held_out"] and r["published_watts"]]
+    first = [
         (r["work"], f["tokens"], f"{f['predicted_ms']:.1f}", _number(f["published_ms"]), _number(f["error"], "+.0%"))
         for r in rows
         for f in r["first_token"]
-    )
-    yield from markdown(["work", "tokens in", "ms predicted", "published", "error"], first)
-    yield ""
-    yield "## Streams of one channel"
-    yield ""
+    ]
     shares = (
-        (name, order, f"{emulated:.1%}", f"{formula:.1%}", _number(published, ".1%"), source)
+        (name, order, f"{emulated:.1%}", f"{formula:.1%}", _number(published, ".1%"), source or "-")
         for name, order, emulated, formula, published, source in streams()
     )
-    yield from markdown(["part", "next burst", "share of the peak", "by formula", "published", "source"], shares)
+    names = "work | preset | model | context | tok/s predicted | range | tok/s published | error | in range | of peak"
+    tables = {
+        "speeds": (f"{names} | W predicted | W published | error | fitted | held out | source", _speeds(rows)),
+        "watts": ("work | preset | counted | W predicted | W published | error | held out", _watts(rows)),
+        "unknown": ("work | unpublished parameters", _said(rows, "unknown").items()),
+        "changed": ("work | changed | tok/s predicted | error", changed()),
+        "first": ("work | tokens in the prompt | ms predicted | ms published | error", first),
+        "streams": ("part | next burst | share of the peak | by formula | published | source", shares),
+    }
+    return (
+        Path(__file__)
+        .with_name("records.md")
+        .read_text(encoding="utf-8")
+        .format(
+            **{key: "\n".join(markdown(header.split(" | "), cells)) for key, (header, cells) in tables.items()},
+            known=_known(rows, False),
+            held_out=_known(rows, True),
+            powers=len(powers),
+            power_error=median(powers),
+            missing="\n".join(f"- {work}: {missing}" for work, missing in _said(rows, "missing").items()),
+        )
+    )
 
 
 def _mhz(value: float, source: str) -> dict[str, Constant]:
@@ -205,24 +180,24 @@ def _mhz(value: float, source: str) -> dict[str, Constant]:
 
 _FOUR = Constant(value=4, unit="requests", source="the other end of the range", kind="assumption")
 CHANGED: tuple[tuple[str, str, int, dict[str, dict[str, Any] | None]], ...] = (
-    ("kv260-llama", "context 1,024, the longest published", 1024, {}),
-    ("flightllm-u280", "context 128, of its demo's other step", 128, {}),
-    ("flightllm-u280", "3.5 bit a weight, as published: no indices", 512, {"format": {"weight_bits": 3.5}}),
-    ("flightllm-u280", "keys and values of 16 bit", 512, {"format": {"kv_bits": 16}}),
-    ("flightllm-u280", "steps beside the streams: no chain", 512, {"chain": None}),
-    ("flightllm-u280", "four requests under way a port", 512, {"hbm": {"requests": _FOUR}}),
-    ("flightllm-u280", "bank groups not in turn", 512, {"hbm": {"order": "rows"}}),
-    ("flightllm-u280", "ports of 256 bit at 300 MHz", 512, {"hbm": _mhz(300, "the platform's clock of kernels")}),
-    ("flightllm-u280", "a channel at 70 %, as in its simulator", 512, {"hbm": _mhz(315, "0.7 x 450")}),
+    ("kv260-llama", "a context of 1,024 tokens, the longest published one", 1024, {}),
+    ("flightllm-u280", "a context of 128 tokens, as in the other decode step of its demo", 128, {}),
+    ("flightllm-u280", "3.5 bits per weight as published, without indices", 512, {"format": {"weight_bits": 3.5}}),
+    ("flightllm-u280", "keys and values of 16 bits", 512, {"format": {"kv_bits": 16}}),
+    ("flightllm-u280", "no `chain`: all steps overlap with the streams", 512, {"chain": None}),
+    ("flightllm-u280", "four requests in flight per port", 512, {"hbm": {"requests": _FOUR}}),
+    ("flightllm-u280", "each burst in the bank group of the previous one", 512, {"hbm": {"order": "rows"}}),
+    ("flightllm-u280", "ports of 256 bits at 300 MHz", 512, {"hbm": _mhz(300, "the platform's clock of kernels")}),
+    ("flightllm-u280", "channels at 70 % of their peak, as in its simulator", 512, {"hbm": _mhz(315, "0.7 x 450")}),
     (
-        "flightllm-u280", "and three cores at 80 % of a core's three times", 512,
+        "flightllm-u280", "these channels, and three cores at 80 % of three times a core's speed", 512,
         {"hbm": _mhz(252, "0.7 x 0.8 x 450")},
     ),
-    ("flexllm-u280", "keys on the whole array: predicted before its speed was read", 1536,
+    ("flexllm-u280", "keys on the whole array, no separate scales, no `chain`: our first prediction", 1536,
      {"core": {"attention_array": None}, "hbm": {"scales": None}, "chain": None}),
-    ("flexllm-u280", "neither scales apart nor a chain", 1536, {"hbm": {"scales": None}, "chain": None}),
-    ("flexllm-u280", "no scales apart", 1536, {"hbm": {"scales": None}}),
-    ("flexllm-u280", "no chain", 1536, {"chain": None}),
+    ("flexllm-u280", "no separate scales and no `chain`", 1536, {"hbm": {"scales": None}, "chain": None}),
+    ("flexllm-u280", "no separate scales", 1536, {"hbm": {"scales": None}}),
+    ("flexllm-u280", "no `chain`", 1536, {"chain": None}),
 )  # fmt: skip
 """Predictions with one thing changed, or two: preset, what, context, its keys."""
 
@@ -244,7 +219,7 @@ def write(folder: Path) -> list[Path]:
         raise RequestError(f"the folder {folder} does not exist")
     rows = [predict(load_preset(point.preset), point) for point in POINTS]
     text, table = folder / "accelerators.md", folder / "accelerators.csv"
-    write_whole(text, "\n".join(page(rows)) + "\n")
+    write_whole(text, page(rows))
     names = [name for name in rows[0] if name not in ("first_token", "fitted")]
     write_whole(
         table, csv_of([*names, "fitted"], [[*(_cell(r[name]) for name in names), " ".join(r["fitted"])] for r in rows])

@@ -54,14 +54,7 @@ TERNARY = _token("ternary 0.73B", 24, 1536, 4096, 24, 1536, 32_000)
 
 
 Unknown = Literal["requests", "steps", "scales", "context"]
-UNKNOWN: dict[Unknown, str] = {
-    "context": "how many tokens the published speed attends to, within its range",
-    "requests": "a port has 4 requests under way, as a small data mover, or the preset's 16",
-    "steps": "a layer's steps wait for each other and pass through memory, as FlightLLM's do, or run beside streams",
-    "scales": "a piece of them waits 284 ns, as other HBM is assumed to, and the loop that uses it takes 22 cycles a "
-    "round, not pipelined, or 64 cycles and one",
-}
-"""What is not published of a design, and both ends of it."""
+"""What is not published of a design; points.py describes the values."""
 
 _FEW, _LONG, _ROUND = 4, 284.0, 22
 
@@ -94,38 +87,38 @@ _PROCESSORS, _LEAKAGE, _SWITCHING = 2.655 + 0.100, 0.604 / 230_400, 1.749 / (193
 flip-flops, block RAM and DSP: a Vivado report of DB-ATCNet on a ZCU106 (ZU7EV, 193,186 LUT, 50 MHz), second hand.
 """
 _HB, _SECOND = "Hummingbird, arXiv 2507.03308", "second hand"
-_EDGE = f"EdgeLLM, arXiv 2407.21325, {_SECOND}; its watts are measured, of the board"
+_EDGE = f"EdgeLLM, arXiv 2407.21325, {_SECOND}; watts of the board, measured"
 _ALL: tuple[Unknown, ...] = ("requests", "steps")
 _SHORT, _LONGER = (16, 256), (16, 512)
-_DFX = "MICRO 22, 64 in and 64 out, one pass a token"
-_FITTED = "its heads run one after another in a time that is not published"
-_PROMPT = "its times to the first token are no sum of a constant, tokens and their square, so no one array gives them"
-_DATAFLOW = "its kernels wait for each other, and how many of its ports work at a time is not published"
+_DFX = "MICRO 22, 64 tokens in and 64 out, one pass per token"
+_FITTED = "Its attention heads run one after another, in an unpublished time."
+_PROMPT = "A quadratic fit of its times to the first token has a negative linear term, which no MAC array can have."
+_DATAFLOW = "Its kernels wait for each other, and the number of ports that work at a time is not published."
 POINTS = (
     Point("arXiv 2502.10659", "kv260-llama", LLAMA2_7B, 512, 4.9, 6.57, "DATE 25, arXiv 2502.10659", contexts=(1, 1024),
           unknown=_ALL, luts=78_000),
     Point(
         "FlightLLM", "flightllm-u280", LLAMA2_7B, 512, 55.0, 45.0, "FPGA 24, figure 1, for steps at 128 and 512 keys",
-        "its authors' simulator takes a load at 70 % of a channel's rate, by the memory's timing it has 92 %, and how "
-        "many requests its ports have under way is not published",
+        "The number of requests in flight per port is not published. The simulator of its authors assumes that a load "
+        "reaches 70 % of a channel's peak; the memory's timing allows 92 %.",
         contexts=(128, 512), unknown=("requests",),
     ),
     Point(
-        "FlexLLM", "flexllm-u280", LLAMA32_1B, 1536, 1024 / 6.94, None, "arXiv 2601.15710, second hand: 1k in, 1k out",
-        unknown=("scales",),
+        "FlexLLM", "flexllm-u280", LLAMA32_1B, 1536, 1024 / 6.94, None,
+        "arXiv 2601.15710, second hand: 1,024 tokens in, 1,024 out", unknown=("scales",),
     ),
     Point("DFX, one card", "dfx-u280", GPT2_M, 64, 93.1, 45.0, _DFX, _FITTED, steps=127 / 64),
     Point("DFX, two cards", "dfx-u280", GPT2_M, 64, 146.3, None, _DFX, _FITTED, steps=127 / 64, cards=2),
     Point("DFX, four cards", "dfx-u280", GPT2_M, 64, 207.6, None, _DFX, _FITTED, steps=127 / 64, cards=4, beyond=True),
     Point(
-        "CODO", "codo-u280", GPT2_M, 64, 231.5, None, "ISCA 26", f"{_DATAFLOW}; {_PROMPT}",
+        "CODO", "codo-u280", GPT2_M, 64, 231.5, None, "ISCA 26", f"{_DATAFLOW} {_PROMPT}",
         first=((32, 20.4), (64, 32.6), (128, 110.4)),
     ),
-    Point("TeLLMe v2", "tellme-kv260", TERNARY, 512, 25.0, 4.8, "TeLLMe v2, beside PD-Swap", luts=98_303, missing=
-          "its logic bounds it, and how many products of ternary weights it has a cycle is not published"),
-    Point(_HB, "hummingbird-kv260", LLAMA3_8B, 128, 4.8, 3.81, f"{_HB}: its abstract; watts {_SECOND}, of Vivado",
+    Point("TeLLMe v2", "tellme-kv260", TERNARY, 512, 25.0, 4.8, "TeLLMe v2, compared with PD-Swap", luts=98_303,
+          missing="Its logic limits the speed, and its number of ternary products per cycle is not published."),
+    Point(_HB, "hummingbird-kv260", LLAMA3_8B, 128, 4.8, 3.81, f"{_HB}: abstract; watts of Vivado, {_SECOND}",
           contexts=_SHORT, unknown=_ALL, held_out=True, luts=26_000),
-    Point(_HB, "hummingbird-zcu104", LLAMA3_8B, 128, 8.6, 7.09, f"{_HB}: its abstract; watts {_SECOND}, estimated",
+    Point(_HB, "hummingbird-zcu104", LLAMA3_8B, 128, 8.6, 7.09, f"{_HB}: abstract; watts estimated, {_SECOND}",
           contexts=_SHORT, unknown=_ALL, held_out=True, luts=26_000),
     Point(_HB, "hummingbird-u250", LLAMA3_8B, 128, 19.4, None, f"{_HB}, {_SECOND}", contexts=_SHORT, unknown=_ALL,
           held_out=True),

@@ -88,10 +88,10 @@ def best(limit: float) -> Iterator[Reading]:
 
 def lines(limit: float) -> Iterator[str]:
     """A table of the docs."""
-    yield "| cores | rows | whole pairs | a pair decides | worst of seven | last row | ratio it needs | rest, ms |"
+    yield "| cores | rows | whole pairs | pair decides | largest of seven | last row | required ratio | rest, ms |"
     yield "|---|---|---|---|---|---|---|---|"
     for r in best(limit):
-        pairs, decides = "yes" if r.rows % 2 == 0 else "no", "as one" if r.together else "each row"
+        pairs, decides = "yes" if r.rows % 2 == 0 else "no", "together" if r.together else "separately"
         ratio = f"{needed(r):.1%}" if needed(r) <= 1 else "none"
         shares = f"{r.worst:.1%} | {r.errors[-1]:+.1%} | {ratio}"
         yield f"| {r.cores} | {r.rows} | {pairs} | {decides} | {shares} | {r.rest * 1e3:.1f} |"

@@ -16,8 +16,8 @@ from fastcar_lab.accelerator.published import emulate_table
 
 def _range(row: dict[str, Any]) -> str:
     if row["low_tokens_per_s"] is None:
-        return "which is no prediction"
-    return f"{row['low_tokens_per_s']:.1f} to {row['high_tokens_per_s']:.1f} by what is not published"
+        return "range unknown"
+    return f"range {row['low_tokens_per_s']:.1f} to {row['high_tokens_per_s']:.1f}"
 
 
 def _decode_speed(preset: Preset, points: list[Point], as_json: bool) -> None:
@@ -37,11 +37,11 @@ def _decode_speed(preset: Preset, points: list[Point], as_json: bool) -> None:
         )
         for first in row["first_token"]:
             typer.echo(
-                f"  first token behind {first['tokens']}: {first['predicted_ms']:.1f} ms predicted, "
+                f"  first token after a prompt of {first['tokens']}: {first['predicted_ms']:.1f} ms predicted, "
                 f"{first['published_ms']:g} published, error {first['error']:+.0%}"
             )
         if row["missing"]:
-            typer.echo(f"  what is missing: {row['missing']}")
+            typer.echo(f"  note: {row['missing']}")
 
 
 def table(preset: Preset, as_json: bool) -> None:
