@@ -101,35 +101,35 @@ def run(
 
 
 def table(result: dict[str, Any]) -> str:
-    """The rows of a result as JSON has it, as Markdown, a column for each instruction set."""
+    """A result as JSON has it, as two Markdown tables: passes by instruction set, and videos."""
     sets = result["sets"]
     names = [f"on {result['threads']} CPU cores", *(SETS.get(name, name) for name in sets)]
     rows: dict[str, list[str]] = {}
+    videos = []
 
     def cell(row: str, text: str) -> None:
         rows.setdefault(row, []).append(text)
 
-    for measured in sets.values():
-        lines = measured["mini"]["lines"]
-        theirs, ours = lines["float32/transformers eager"]["ms"], lines["float32/native/dense"]["ms"]
-        replayed = lines["float32/native/joint 1"]["ms"]
-        cell(
-            "a pass of `mini`, float32: transformers' `LlamaModel`, fastcar, all MLPs replayed",
-            f"{theirs:.2f} ms, {ours:.2f} ms ({theirs / ours:.1f} x), {replayed:.2f} ms",
-        )
+    for title, measured in zip(names[1:], sets.values(), strict=True):
+        by = measured["mini"]["lines"]
+        theirs, ours = by["float32/transformers eager"]["ms"], by["float32/native/dense"]["ms"]
+        cell("pass of `mini` in float32, transformers' `LlamaModel`", f"{theirs:.2f} ms")
+        cell("pass of `mini` in float32, fastcar", f"{ours:.2f} ms ({theirs / ours:.1f} x)")
+        cell("pass of `mini` in float32, fastcar, all MLPs replayed", f"{by['float32/native/joint 1']['ms']:.2f} ms")
         passes = measured["layers"]["lines"]
         for tokens in WINDOWS:
+            part = f"{tokens} token{'s' * (tokens > 1)} through two int4 layers of VILA-U 7B"
             own = passes["int4"][str(tokens)]["ms"]
             rivals = {name: by[str(tokens)]["ms"] for name, by in passes.items() if name.endswith(("Q4_0", "IQ4_XS"))}
             text = f"{own:.1f} ms"
             if rivals:
                 best = min(rivals, key=lambda name: rivals[name])
-                text = f"{best} {rivals[best]:.1f} ms, {text} ({rivals[best] / own:.2f} x)"
-            cell(f"{tokens} token{'s' * (tokens > 1)} through two layers of VILA-U 7B, int4: rival, fastcar", text)
+                cell(f"{part}, fastest rival", f"{best}: {rivals[best]:.1f} ms")
+                text += f" ({rivals[best] / own:.2f} x)"
+            cell(f"{part}, fastcar", text)
         for model, video in measured["videos"].items():
-            faster = video["faster"]
-            cell(
-                f"decoding a video of `{model}`: dense; drafts, the same video; replay at tau -2; both",
-                f"{video['dense_s']:.2f} s; {faster['drafts']:.2f} x; {faster['replay']:.2f} x; {faster['both']:.2f} x",
-            )
-    return "\n".join(markdown(names, ([row, *cells] for row, cells in rows.items()))) + "\n"
+            faster = (f"{video['faster'][way]:.2f} x" for way in ("drafts", "replay", "both"))
+            videos.append([f"`{model}`, {title}", f"{video['dense_s']:.2f} s", *faster])
+    ways = ["one video of", "dense decoding", "speedup with drafts", "with replay at tau -2", "with both"]
+    tables = markdown(names, ([row, *cells] for row, cells in rows.items())), markdown(ways, videos)
+    return "\n\n".join("\n".join(lines) for lines in tables) + "\n"
