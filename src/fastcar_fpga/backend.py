@@ -58,7 +58,7 @@ def stored(mlp: MLP, kind: str) -> tuple[QuantisedLinear, QuantisedLinear, Quant
     if kind == "int4":
         if gate.shape[1] % GROUP:
             raise RequestError(
-                f"int4 weights need input widths divisible by {GROUP}, the model's MLPs have {gate.shape[1]}",
+                f"int4 weights need input widths divisible by {GROUP}, but the model's MLPs have width {gate.shape[1]}",
                 hint="use an accelerator with another format, such as u280-int8",
             )
         missing = -down.shape[1] % GROUP

@@ -43,7 +43,7 @@ class Windows:
         if taken.min() < 1 or accepted.min() < 0 or (accepted > taken[:, None]).any():
             raise ValueError("a pass accepts more tokens than it takes, or takes none")
         if taken.sum() != self.replayed.shape[2]:
-            raise ValueError(f"{taken.sum()} input tokens, decisions of {self.replayed.shape[2]}")
+            raise ValueError(f"{taken.sum()} input tokens, but decisions for {self.replayed.shape[2]}")
 
     def within(self, tokens: int) -> Windows:
         """The same in passes of at most `tokens` tokens per video, without passes that only have rejected tokens."""
@@ -82,7 +82,7 @@ class Windows:
     def final(self, tokens: int) -> Bits:
         """Decisions of the first final tokens of each row, [layers, rows, tokens]; ValueError if there are fewer."""
         if self.accepted.sum(0).min() < tokens:
-            raise ValueError(f"{self.accepted.sum(0).min()} final tokens, not {tokens}")
+            raise ValueError(f"{self.accepted.sum(0).min()} final tokens, expected {tokens}")
         begin = self.taken.cumsum() - self.taken
         rows, videos = self.replayed.shape[1], self.accepted.shape[1]
         columns = []

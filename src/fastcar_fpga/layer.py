@@ -27,7 +27,7 @@ def check_rows(rows: int) -> None:
     """Refuse more rows (one per input token of a pass) than the Index Register has bits. Raises RequestError."""
     if rows > INDEX_BITS:
         raise RequestError(
-            f"{rows} rows: the Index Register of DRS has {INDEX_BITS} bits, one per row and input token",
+            f"{rows} rows are too many: the Index Register of DRS has {INDEX_BITS} bits, one per row and input token",
             hint=f"use at most {INDEX_BITS} rows x draft length; with guidance a video has two rows",
         )
 

@@ -67,7 +67,7 @@ class Hbm(Entry):
     @model_validator(mode="after")
     def _window(self) -> Hbm:
         if (self.weights == "multicast") != (self.window is not None):
-            raise ValueError("weights 'multicast' need window, others have none")
+            raise ValueError("weights 'multicast' need the key window, other values do not allow it")
         return self
 
 
@@ -119,7 +119,7 @@ class Rest(Entry):
     @model_validator(mode="after")
     def _needs(self) -> Rest:
         if (self.mode == "constant") != (self.seconds_per_step is not None):
-            raise ValueError("mode 'constant' needs seconds_per_step, mode 'modelled' has none")
+            raise ValueError("mode 'constant' needs seconds_per_step, mode 'modelled' does not allow it")
         return self
 
 
@@ -184,7 +184,7 @@ class Preset(Entry):
                 raise ValueError(f"hbm.{key} needs {wanted:g} {what}, device {self.device} has {most:g} ({hbm.part})")
         fitted = [path for path, c in constants(self).items() if c.kind == "fitted"]
         if len(fitted) > MAX_FITTED:
-            raise ValueError(f"{len(fitted)} fitted constants ({', '.join(fitted)}), at most {MAX_FITTED}")
+            raise ValueError(f"{len(fitted)} constants are fitted ({', '.join(fitted)}), at most {MAX_FITTED} may be")
         return self
 
     @property

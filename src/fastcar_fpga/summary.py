@@ -209,19 +209,19 @@ def explain_layer(emulator: Emulator, computing: int, rows: int | None = None) -
         f"{mlp.weight_bytes / rates.bytes:,.0f} cycles; double-buffered: {accelerator.row:,} cycles",
         f"DRS deals {computing} rows round-robin to {c} cores: ceil({computing} / {c}) = {rounds} rounds "
         f"({Registers(c).mapping_bits} mapping bits per row)",
-        f"weights are {hbm.weights}: "
-        + ("a round streams them once" if emulator.shared else "each core streams its own from its share of channels"),
+        f"weights ({hbm.weights}): "
+        + ("streamed once per round" if emulator.shared else "streamed by each core from its share of the channels"),
         f"MLP = {rounds} x (start {START} + row {accelerator.row:,}) = {mlp_cycles:,} cycles",
         f"DRS = start {START} + remap {accelerator.remap} + dispatch {mlp.words} words per packet, "
         f"{accelerator.packet} cycles each, + drop {accelerator.drop} cycles each ({preset.drs.fetch}), "
-        f"while rows run if a core's queue of {accelerator.queue} has room",
+        f"in parallel with running rows if a core's queue of {accelerator.queue} packets has room",
         *(f"  row {r.row}: {_course(r)}" for r in ran),
-        f"both together {total:,} cycles, so DRS adds {total - mlp_cycles:,}",
+        f"MLP and DRS together take {total:,} cycles, so DRS adds {total - mlp_cycles:,}",
         f"projections, all rows: {work.projection_weights:,} weights in ceil({rows} / {c}) rounds = "
         f"{projections:,.0f} cycles",
         f"attention core, all rows: {context:,} keys x 2 x {work.width} MACs per row, "
         f"{kv_bytes:,} bytes of keys and values per row = {attention:,.0f} cycles",
-        *([f"steps that wait for each other, nothing streamed (chain) = {chain:,} cycles"] if chain else []),
+        *([f"steps that wait for each other while no weights stream (chain) = {chain:,} cycles"] if chain else []),
         f"layer = {layer:,.0f} cycles = {layer * preset.seconds_per_cycle * 1e3:.3f} ms",
         "",
         f"energy of the MLP: HBM {weight_bytes:,.0f} bytes x 8 x {bit:g} pJ = {weight_bytes * 8 * bit * 1e-9:.4f} mJ",

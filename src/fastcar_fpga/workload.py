@@ -97,9 +97,9 @@ def check_memory(work: Workload, preset: Preset) -> None:
         weights = work.resident_weights * bits / 8
         raise RequestError(
             f"weights and keys of {work.name} do not fit the memory of {preset.name}: {work.resident_weights:,} "
-            f"weights x {bits:g} bit / 8 = {weights / 2**30:.2f} GiB, {work.rows} rows x "
+            f"weights x {bits:g} bits / 8 = {weights / 2**30:.2f} GiB, and {work.rows} rows x "
             f"{work.context(work.steps - 1):,} tokens x {_token_bytes(work, preset):,} bytes of keys and values = "
-            f"{(held - weights) / 2**30:.2f} GiB, channels of {preset.hbm.part}: {preset.hbm.channels.value:g} with "
-            f"{preset.capacity / 2**30:g} GiB in all",
+            f"{(held - weights) / 2**30:.2f} GiB, but the memory ({preset.hbm.channels.value:g} x {preset.hbm.part}) "
+            f"has {preset.capacity / 2**30:g} GiB",
             hint="use fewer rows, frames or bits, a window, more channels, or an accelerator with more memory",
         )

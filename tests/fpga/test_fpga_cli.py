@@ -121,7 +121,7 @@ def test_explained_terms_are_the_emulated_ones() -> None:
     assert (
         f"MLP = 2 x (start 1 + row {emulator.accelerator.row:,}) = {emulator.accelerator.rounds(2):,} cycles" in lines
     )
-    assert f"both together {emulator.accelerator.layer(0b111, 6)[1]:,} cycles" in lines
+    assert f"MLP and DRS together take {emulator.accelerator.layer(0b111, 6)[1]:,} cycles" in lines
 
 
 def test_comparison_against_itself_without_replay() -> None:

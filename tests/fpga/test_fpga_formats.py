@@ -115,12 +115,12 @@ def test_int4_weights_count_their_scales() -> None:
     assert emulator.mlp.macs == 3 * 64 * 96
     eight = Emulator(in_format("int8"), work(width=64, mlp_width=96))
     assert emulator.mlp.weight_bytes / eight.mlp.weight_bytes == 4.5 / 8
-    with pytest.raises(RequestError, match=r"x 4\.5 bit / 8 = 5\.24 GiB, .* with 0\.5 GiB"):
+    with pytest.raises(RequestError, match=r"x 4\.5 bits / 8 = 5\.24 GiB, .* has 0\.5 GiB"):
         Emulator(in_format("int4"), work(resident_weights=10**10))
 
 
 def test_int4_needs_widths_in_groups() -> None:
-    with pytest.raises(RequestError, match="input widths divisible by 32, the model's MLPs have 16"):
+    with pytest.raises(RequestError, match="input widths divisible by 32, but the model's MLPs have width 16"):
         FpgaBackend(tiny_model().llm, in_format("int4"), 1)
 
 

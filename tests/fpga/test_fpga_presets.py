@@ -30,13 +30,13 @@ from fastcar_fpga.preset import load_preset
         (lambda d: d["hbm"]["beat"].update(value=128), "hbm.beat needs 1024 bits of a port, device edge has 512"),
         (lambda d: d["core"]["mac_array"].update(value=float("inf")), "finite number"),
         (lambda d: d["rest"].update(mode="constant"), "mode 'constant' needs seconds_per_step"),
-        (lambda d: [d["hbm"][k].update(kind="fitted") for k in ("port_clock", "channels", "ahead")], "3 fitted"),
+        (lambda d: [d["hbm"][k].update(kind="fitted") for k in ("port_clock", "channels", "ahead")], "3 constants"),
         (lambda d: d.update(cores=0), "key 'cores'"),
         (lambda d: d["hbm"]["beat"].update(value=0.5), "key 'hbm.beat': value is 0.5, expected an integer"),
         (lambda d: d["drs"]["queue"].update(value=0), "key 'drs.queue': value is 0"),
         (lambda d: d["hbm"]["ahead"].update(value=1e9), "key 'hbm.ahead': value is 1e+09, expected at most 4096"),
         (lambda d: d["hbm"].update(weights="broadcast"), "'lockstep', 'multicast' or 'private'"),
-        (lambda d: d["hbm"].update(weights="multicast"), "weights 'multicast' need window"),
+        (lambda d: d["hbm"].update(weights="multicast"), "weights 'multicast' need the key window"),
         (lambda d: d["hbm"].update(requests=constant(0, "requests")), "'hbm.requests': value is 0, expected above 0"),
         (lambda d: d["hbm"].update(scales={"size": constant(8, "bytes/output")}), "key 'hbm.scales.piece'"),
         (lambda d: d.update(chain={"trips": constant(0.5, "1")}), "'chain.trips': value is 0.5, expected an integer"),
@@ -54,12 +54,12 @@ def test_bad_presets_are_refused(tmp_path: Path, change: Any, message: str) -> N
 
 
 def test_weights_and_keys_that_do_not_fit_are_refused_with_the_arithmetic() -> None:
-    with pytest.raises(RequestError, match=r"x 16 bit / 8 = 18.63 GiB, .* LPDDR4-3200: 1 with 0.5 GiB"):
+    with pytest.raises(RequestError, match=r"x 16 bits / 8 = 18.63 GiB, .* \(1 x LPDDR4-3200\) has 0.5 GiB"):
         Emulator(preset(), work(resident_weights=10**10))
     # 64 MiB of weights; a token has 2 layers x 2 x 2,048 x 2 bytes of keys and values: 16 KiB.
     long = work(resident_weights=2**25, kv_width=2048, rows=4, prompt=1, frames=1, tokens_per_frame=7 * 2**10)
     Emulator(preset(), long)
-    with pytest.raises(RequestError, match=r"= 0.06 GiB, 4 rows x 7,169 tokens x 16,384 bytes .* = 0.44 GiB"):
+    with pytest.raises(RequestError, match=r"= 0.06 GiB, and 4 rows x 7,169 tokens x 16,384 bytes .* = 0.44 GiB"):
         Emulator(preset(), replace(long, prompt=2))
     Emulator(preset(), replace(long, prompt=2, window=1024))
     Emulator(preset(hbm__capacity=constant(1, "GiB")), replace(long, prompt=2))

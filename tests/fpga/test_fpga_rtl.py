@@ -124,7 +124,7 @@ def test_every_shipped_preset_has_rtl(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"drs__dispatch": constant(9, "cycles/row")}, "drs.dispatch is 9, and a packet of 10 words"),
+        ({"drs__dispatch": constant(9, "cycles/row")}, "drs.dispatch is 9, but a packet of 10 words"),
         ({"drs__remap": 8}, "no drs.remap 8"),
         ({"drs__drop": 0}, "no drs.drop 0"),
         ({"hbm__latency": 0}, "no hbm.latency 0"),

@@ -216,7 +216,7 @@ def test_a_fault_in_the_joined_cores_is_seen(tmp_path: Path, fault: str) -> None
 
 @pytest.mark.parametrize(
     ("macs", "lanes", "message"),
-    [(16, 3, "16 MACs and 3 lanes"), (24, 4, "24 MACs and 4 lanes"), (8, 4, "layer.sv takes a word of weights")],
+    [(16, 3, "16 MACs and 3 lanes"), (24, 4, "24 MACs and 4 lanes"), (8, 4, "layer.sv reads one word of weights")],
     ids=["lanes", "words", "rate"],
 )
 def test_layers_that_cores_can_not_run_are_refused(macs: int, lanes: int, message: str) -> None:

@@ -81,8 +81,8 @@ def _equal(token: Token, part: str, actual: Tensor, wanted: Tensor) -> int:
     if len(wrong):
         at = int(wrong[0])
         raise RunError(
-            f"pass {token.step}, layer {token.layer}, row {token.row}, {part} {at}: the hardware has "
-            f"{int(actual.flatten()[at])}, the emulator {int(wanted.flatten()[at])}"
+            f"pass {token.step}, layer {token.layer}, row {token.row}, {part} {at}: the RTL gives "
+            f"{int(actual.flatten()[at])}, the emulator gives {int(wanted.flatten()[at])}"
         )
     return wanted.numel()
 
@@ -131,7 +131,7 @@ def hold(folder: Path, model: str, preset: Preset, every: int, seed: int) -> tup
     units = Units(folder, int(preset.core.mac_array.value))
     tokens = decoded(model, preset, every, seed)
     if not tokens:
-        raise RequestError("the decode has fewer passes", key="every", value=every, hint="a smaller number")
+        raise RequestError("the decode has fewer passes", key="every", value=every, hint="use a smaller number")
     by_layer: dict[int, list[Token]] = {}
     for token in tokens:
         by_layer.setdefault(token.layer, []).append(token)

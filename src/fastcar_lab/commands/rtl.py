@@ -34,18 +34,17 @@ def rtl(
     from fastcar_lab.accelerator.rtl import synth as synthesis
 
     if output is None:
-        raise RequestError("-o is missing: RTL is written into a folder", hint="fastcar fpga rtl -o DIR")
+        raise RequestError("-o is missing: it names the folder for the RTL", hint="fastcar fpga rtl -o DIR")
     if passes is not None and trace is None:
         raise RequestError("--passes has no effect without a file of decisions", hint="fastcar fpga rtl TRACE.npz")
     saved = None if trace is None else read(trace)
     accelerator = load_preset(preset or "edge-small") if saved is None else preset_for(preset, saved.spec)
     document = bundle.write(output, accelerator, saved, passes)
     for name in document["kept"]:
-        typer.echo(f"{output / name} was changed there and stays", err=True)
+        typer.echo(f"{output / name} was changed there, so it is not overwritten", err=True)
     if not as_json:
-        typer.echo(
-            f"{output}: RTL of {accelerator.name} and {document['layers']:,} layers to run; run.sh compares them"
-        )
+        layers = f"{document['layers']:,} layers"
+        typer.echo(f"{output}: RTL of {accelerator.name} and {layers}; run.sh compares them with the emulator")
     if synth:
         document["resources"] = synthesis.synthesise(output, document["parameters"], accelerator)
         document["by_preset"] = synthesis.arithmetic(accelerator)
@@ -54,7 +53,7 @@ def rtl(
     if saif:
         document["saif"] = str(tools.activity(output, document["parameters"], accelerator.clock.value))
         if not as_json:
-            typer.echo(f"{document['saif']}, for {output / 'power.tcl'}, which needs the vendor's tool and was not run")
+            typer.echo(f"{document['saif']}, for {output / 'power.tcl'}, which needs the vendor's tool; not run yet")
     if check:
         same, line = tools.simulate(output)
         document["check"] = {"same": same, "result": line}
@@ -73,11 +72,11 @@ def _resources(rows: list[dict[str, Any]], by_preset: dict[str, float]) -> None:
     shown = columns(
         "resources (yosys estimates, not vendor figures)",
         *("unit", "LUT", "FF", "DSP", "BRAM36", "URAM", *CARDS),
-        caption=f"All cores, by the preset: weight buffers {by_preset['RAMB36']:,.0f} RAMB36 or "
-        f"{by_preset['URAM288']:,.0f} URAM288 by their bits, MAC arrays {by_preset['DSP']:,.0f} DSP. "
-        "A core: its sequencer, in int8-exact its vector unit, a DSP a MAC, its weight buffer in RAMB36; LUT and FF "
-        "of the MAC array are an artefact and not in it. Shares: the largest of a device's resources, named where it "
-        "does not fit. Cells and caveats: resources.csv.",
+        caption=f"According to the preset, the weight buffers of all cores take {by_preset['RAMB36']:,.0f} RAMB36 or "
+        f"{by_preset['URAM288']:,.0f} URAM288, and the MAC arrays {by_preset['DSP']:,.0f} DSP. A core counts its "
+        "sequencer, its vector unit (in int8-exact), one DSP per MAC and its weight buffer in RAMB36, but not LUT and "
+        "FF of the MAC array. A device's column has the largest share of its resources, with the resource if the unit "
+        "does not fit. resources.csv lists cells and caveats.",
     )
     for row in rows:
         used = [f"{row[k]:g}" for k in ("LUT", "FF", "DSP", "BRAM36", "URAM")]

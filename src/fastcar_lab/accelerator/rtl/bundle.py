@@ -40,9 +40,9 @@ def check(preset: Preset) -> None:
     """Refuse a preset whose accelerator the RTL does not have. Raises RequestError."""
     drs, hbm = preset.drs, preset.hbm
     problems = [
-        (drs.remap.value < 32, f"drs.remap {drs.remap.value:g}", "at least 32: one register a cycle"),
-        (drs.fetch == "skip" and drs.drop.value < 1, "drs.drop 0", "at least 1: the header of a dropped packet passes"),
-        (hbm.latency.value < 1, "hbm.latency 0", "at least 1"),
+        (drs.remap.value < 32, f"drs.remap {drs.remap.value:g}", "use at least 32: one cycle per register"),
+        (drs.fetch == "skip" and drs.drop.value < 1, "drs.drop 0", "use at least 1: a dropped header takes a cycle"),
+        (hbm.latency.value < 1, "hbm.latency 0", "use at least 1"),
     ]
     for wrong, what, hint in problems:
         if wrong:
@@ -181,8 +181,8 @@ def _check_dispatch(preset: Preset, packet: stimulus.Packet) -> None:
     if not packet.passes:
         raise RequestError(
             f"accelerator preset {preset.name}: drs.dispatch is {packet.accelerator.packet}, "
-            f"and a packet of {packet.program.words} words passes the RTL a word a cycle",
-            hint="as many cycles or more, or no drs.dispatch: a cycle a word",
+            f"but a packet of {packet.program.words} words passes the RTL at one word per cycle",
+            hint="use at least that many cycles, or omit drs.dispatch: a cycle per word",
         )
 
 

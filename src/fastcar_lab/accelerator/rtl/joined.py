@@ -89,11 +89,11 @@ class MLPLayer:
         groups = all(i.amount % lanes == 0 for i in self.program.instructions if i.op in ("activate", "code", "store"))
         if not whole or not groups or macs % lanes or lanes & lanes - 1 or width % macs or inner % macs:
             raise RequestError(
-                f"an array of {macs} MACs and {lanes} lanes does not run {self.program.name} as layer.sv has it",
-                hint="tiles and vectors in whole words of the array, gate and up in whole outputs and groups of lanes",
+                f"layer.sv can't run {self.program.name} on an array of {macs} MACs and {lanes} lanes",
+                hint="use whole words of the array for tiles and vectors, and whole groups of lanes for gate and up",
             )
         if self.rates.macs != macs or self.rates.bytes > macs:
-            raise RequestError("layer.sv takes a word of weights a cycle", hint="a memory of as many bytes a cycle")
+            raise RequestError("layer.sv reads one word of weights per cycle", hint="use a memory that delivers one")
 
     def run(self, preset: Preset) -> tuple[list[Row], int]:
         """The rows and the cycles of the layer on a preset's cores."""

@@ -39,8 +39,8 @@ def words_of(program: Program, rates: Rates) -> list[int]:
     count = counts(program)
     if len(program.instructions) >= 1 << _COUNT_BITS:
         raise RequestError(
-            f"a row has {len(program.instructions)} instructions, a packet holds at most {(1 << _COUNT_BITS) - 1}",
-            hint="an accelerator with a larger core.buffer, whose tiles are fewer",
+            f"a row has {len(program.instructions)} instructions, but a packet holds at most {(1 << _COUNT_BITS) - 1}",
+            hint="use an accelerator with a larger core.buffer, so that a row has fewer tiles",
         )
     words = [len(program.instructions) | count["memory"] << 24 | count["mac"] << 40]
     position: list[int] = []
@@ -56,7 +56,7 @@ def words_of(program: Program, rates: Rates) -> list[int]:
         length = rates.length(instruction)
         if length >= 1 << _LENGTH_BITS:
             raise RequestError(
-                f"{instruction.op} takes {length:,} cycles, a packet holds at most {1 << _LENGTH_BITS:,}"
+                f"{instruction.op} takes {length:,} cycles, but an instruction has at most {1 << _LENGTH_BITS:,}"
             )
         first = needs["memory" if unit == "mac" else "mac"]
         second = 0 if unit == "memory" else needs["vector"]

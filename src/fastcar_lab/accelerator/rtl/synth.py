@@ -22,12 +22,12 @@ KINDS = ("LUT", "FF", "DSP", "BRAM36", "URAM")
 
 MACS = 16  # MACs of the array that is synthesised: a core's has more of the same
 
-ARTEFACT = "yosys estimate; the adder tree takes LUTs and FFs, which a vendor's tool packs into the DSPs in part"
+ARTEFACT = "yosys estimate; the adder tree takes LUTs and FFs, some of which a vendor's tool packs into DSPs"
 
 CORE = "a core"
 CORE_CAVEAT = (
-    f"{CAVEAT} of sequencer and, in int8-exact, vector unit; a DSP a MAC, weight buffer by bits: preset; no LUT and FF "
-    "of the MAC array"
+    f"{CAVEAT} of sequencer and, in int8-exact, vector unit; by the preset one DSP per MAC, and the bits of the weight "
+    "buffer; LUT and FF of the MAC array are not counted"
 )
 ALL = "all cores with DRS"
 

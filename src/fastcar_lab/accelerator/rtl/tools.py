@@ -44,7 +44,7 @@ def yosys() -> str:
 
 def _need(program: str, what: str, command: str) -> str:
     if (path := shutil.which(program)) is None:
-        raise RequestError(f"{what} needs the program {program}, which is not here", hint=command)
+        raise RequestError(f"{what} needs the program {program}, which is not installed", hint=command)
     return path
 
 
@@ -78,7 +78,7 @@ def simulate(folder: Path, *, layers: int | None = None, saif: bool = False) -> 
     lines = output.strip().splitlines() or ["no output"]
     different = [line for line in lines if line.startswith(("DIFFERENCE", "NOT PROVED"))]
     if code and not different:
-        raise RunError(f"{folder}: the RTL does not build or ends early (status {code})", hint="\n".join(lines[-12:]))
+        raise RunError(f"{folder}: building or running the RTL failed (status {code})", hint="\n".join(lines[-12:]))
     return code == 0, different[0] if different else "\n".join(lines)
 
 
