@@ -22,7 +22,7 @@ from fastcar_cli.system.limits import cores
 def convert(
     model: Annotated[str, typer.Argument(help=f"{MODELS[0].upper()}{MODELS[1:]}.", autocompletion=a_model)],
     output: Annotated[Path, typer.Option("-o", "--output", help="New folder for the converted model.")],
-    dtype: Literal["int4", "int8", "bfloat16"] = typer.Option("int4", help="int4, int8 or bfloat16."),
+    dtype: Literal["int4", "int8", "bfloat16"] = typer.Option("int4", help="Weight format: int4, int8 or bfloat16."),
     depth_dtype: Literal["int8", "int4"] | None = typer.Option(
         None, help="Format of an int4 model's depth transformer: int8 or int4. [default: int8 if narrower than 1,024]"
     ),

@@ -119,7 +119,7 @@ def _summary(documents: list[dict[str, Any]], work: Any) -> None:
         f"{first['passes']} passes",
         *("replay", "cycles", "s", "J", "J act.", "dense", "static", "ideal", "busy", "DRS"),
         left=0,
-        caption="J: board power x time, then by activity. Speed-up: against dense, against static mapping, and ideal.",
+        caption="J: board power x time. J act.: by activity. Speedup over dense and static, and ideal over dense.",
     )
     for d in documents:
         cost = (_short(d["cycles"]), f"{d['latency_s']:.4g}", _short(d["energy_j"]), _short(d["energy_activity_j"]))
@@ -132,7 +132,7 @@ def _summary(documents: list[dict[str, Any]], work: Any) -> None:
         f"cost of one final token per video, {work.steps / first['passes']:.2f} tokens per pass",
         *("", "cycles", "ms", "mJ", "mJ act.", "against dense"),
         left=0,
-        caption="dense, replay: one token per pass. drafts, both: the passes of the file.",
+        caption="dense and replay: one token per pass. drafts and both: the passes of the file.",
     )
     costs = first["per_token"]
     for kind, cost in costs.items():

@@ -300,8 +300,8 @@ def _table(document: dict[str, Any], plan: Any) -> None:
     add_memory(table, plan)
     table.add_row(
         "replay ceiling",
-        f"{plan.ceiling:.2f}x if bandwidth is the limit (computed: MLPs are {plan.mlp_share:.0%} of the bytes a step "
-        f"reads, at most {plan.max_replay_ratio:.1%} of them can replay)",
+        f"{plan.ceiling:.2f}x if memory bandwidth limits decoding (MLPs are {plan.mlp_share:.0%} of the bytes that a "
+        f"step reads, and at most {plan.max_replay_ratio:.1%} of MLPs can replay)",
     )
     if document["expected_s"] is not None:
         bound = "at least" if "GB/s" in document["expected_from"] else "at most"

@@ -42,7 +42,7 @@ def play(
     steps: str | None = typer.Option(
         None, "--actions", metavar="FILE", help="Read actions from a file, or with - from standard input."
     ),
-    frames: str = typer.Option("none", "--frames", help="Content of frames in --json: none, png or codes."),
+    frames: str = typer.Option("none", "--frames", help="What --json prints of a frame: none, png or codes."),
     terminal: bool = typer.Option(False, "--terminal", help="Play in the terminal."),
     output: str | None = typer.Option(
         None, "-o", "--output", help="File (.mp4, .gif) for the session. [default: named after the model]"

@@ -55,7 +55,7 @@ class GenerationKeys(Section):
     frames: int | None = setting(None, "number of frames, context frames included", by_model=True, common=True, ge=1)
     context: int | None = setting(None, "number of input frames to continue from: 1 or 9", by_model=True, ge=1)
     context_policy: choices.ContextPolicy | None = setting(
-        None, "stop: no more frames than positions; roll: a full context restarts from its last frames", by_model=True
+        None, "stop allows no frames after a full context; roll restarts it from its last frames", by_model=True
     )
     size: str | None = setting(None, "WIDTHxHEIGHT, for a model with several frame sizes", by_model=True, pattern=SIZES)
     seed: int | None = setting(None, "seed of the first video", unset="random, printed", common=True, ge=0, lt=2**63)
@@ -65,8 +65,8 @@ class GenerationKeys(Section):
 class InputKeys(Section):
     """Selection of input frames."""
 
-    start: int | None = setting(None, "index of the first input frame to use, from 0", unset="0", ge=0)
-    step: int | None = setting(None, "stride between the input frames to use", unset="1", ge=1)
+    start: int | None = setting(None, "index of the first input frame to use, counted from 0", unset="0", ge=0)
+    step: int | None = setting(None, "use only every n-th input frame", unset="1", ge=1)
     key: str | None = setting(None, "name of the array with the frames in an .npz input", min_length=1)
     goal: bool = setting(False, "put the last frame of a clip first, for goal-conditioned models")
 
@@ -79,8 +79,8 @@ class SamplingKeys(Section):
         None, "sampling temperature; 0 always selects the most likely code", by_model=True, common=True, ge=0, le=1000
     )
     top_k: int | None = setting(None, "sample from the k most likely codes; 0 samples from all", by_model=True, ge=0)
-    top_p: float | None = setting(None, "sample from the top codes of this probability mass", by_model=True, gt=0, le=1)
-    first_frame_top_p: float | None = setting(None, "top_p in the first frame", flag=None, by_model=True, gt=0, le=1)
+    top_p: float | None = setting(None, "total probability of the codes to sample from", by_model=True, gt=0, le=1)
+    first_frame_top_p: float | None = setting(None, "top_p for the first frame", flag=None, by_model=True, gt=0, le=1)
 
     @field_validator("temperature", mode="after")
     @classmethod
@@ -99,16 +99,16 @@ class ReplayKeys(Section):
     ratio: float | None = setting(
         None, "target replay ratio, such as 0.8; a controller sets tau", flag="--replay-ratio", common=True, gt=0, lt=1
     )
-    controller: choices.Controller = setting("layer", "of a target ratio: one tau for all, or one per layer", flag=None)
+    controller: choices.Controller = setting("layer", "one tau for all layers, or one per layer", flag=None)
     score: choices.Score = setting("tas", "score to compare with the threshold", common=True)
     tas: choices.TasDefinition | None = setting(
-        None, "query of the temporal attention score: after rotary embedding, or before it (released)", by_model=True
+        None, "temporal attention score; released uses the query before rotary embedding", by_model=True
     )
-    gate: choices.Gate | None = setting(None, "with guidance: rows decide alone, or in pairs", by_model=True)
+    gate: choices.Gate | None = setting(None, "rows of a guided video decide alone or in pairs", by_model=True)
     max_age: int | None = setting(
         None, "maximum number of consecutive replays of one MLP output", flag="--max-replay-age", unset="no limit", ge=1
     )
-    first_frame: int = setting(0, "index of the first decoded frame that may replay, from 0", flag=None, ge=0)
+    first_frame: int = setting(0, "index of the first decoded frame that may replay, counted from 0", flag=None, ge=0)
     eligible: choices.Eligible = setting("codes", "tokens that may replay: only codes, or delimiters too", flag=None)
 
     @field_validator("ratio", mode="after")
@@ -133,9 +133,9 @@ class DraftKeys(Section):
 
     kind: choices.Draft | None = setting(
         None,
-        "speculative decoding, the same video in fewer passes. frame: drafts are the previous frame's codes; jacobi: "
-        "the last pass's rejected samples, then the previous frame's codes; auto: jacobi, with the draft length that "
-        "is fastest here",
+        "speculative decoding, which makes the same video in fewer passes. frame drafts the previous frame's codes; "
+        "jacobi drafts the last pass's rejected samples, then the previous frame's codes; auto is jacobi with the "
+        "draft length that is fastest on this machine",
         flag="--draft",
         unset="auto, off in sweep and profile",
         common=True,
@@ -158,7 +158,7 @@ class AttentionKeys(Section):
         None, "attention window in tokens, or off for full attention", unset="off", common=True, ge=1
     )
     sinks: int = setting(4, "number of first prompt tokens that stay in the attention window", ge=0)
-    kv_dtype: choices.KVDtype = setting("auto", "format of the KV cache; auto: the model's dtype", common=True)
+    kv_dtype: choices.KVDtype = setting("auto", "format of the KV cache; auto uses the model's dtype", common=True)
 
 
 class BackendKeys(Section):
@@ -181,7 +181,7 @@ class RuntimeKeys(Section):
     """Device, precision and executor."""
 
     device: str = setting("auto", "device: auto, cpu, cuda or cuda:N; mps or xpu run plain torch", pattern=DEVICES)
-    dtype: choices.Dtype = setting("auto", "format of the weights; a converted model has only its own", common=True)
+    dtype: choices.Dtype = setting("auto", "format of the weights; a converted model has only one", common=True)
     pixel_dtype: choices.PixelDtype = setting(
         "float32", "dtype of the pixel decoder; only Cosmos-Predict1 and RLVR-World support bfloat16"
     )
@@ -190,10 +190,10 @@ class RuntimeKeys(Section):
     )
     keep_prefill: str | None = setting(None, "file (.safetensors) to save or reuse the prompt's KV cache", min_length=1)
     executor: choices.Executor = setting(
-        "auto", "implementation of a decode pass: native CPU kernels, a CUDA graph or plain torch; auto: the fastest"
+        "auto", "how decode passes run: native CPU kernels, a CUDA graph or plain torch; auto selects the fastest"
     )
     threads: int | None = setting(
-        None, "CPU threads", unset="all; in the native kernels two for a bundled model", ge=1, le=1024
+        None, "CPU threads", unset="all, but two for native kernels of a bundled model", ge=1, le=1024
     )
 
 

@@ -48,7 +48,7 @@ def no_such_dtype(dtype: str, allowed: Collection[str]) -> RequestError:
     """The error for an unsupported weight format."""
     if len(allowed) == 1:
         said = f"the model is converted, its weights are {', '.join(allowed)}"
-        hint = "leave it out; fastcar convert makes other formats from the model it was converted from"
+        hint = "leave it out, or convert the original model to this format with fastcar convert"
         return RequestError(said, key="dtype", value=dtype, hint=hint)
     if dtype == "int4":
         hint = "fastcar convert MODEL -o FOLDER --dtype int4"
