@@ -99,7 +99,7 @@ POINTS = (
           unknown=_ALL, luts=78_000),
     Point(
         "FlightLLM", "flightllm-u280", LLAMA2_7B, 512, 55.0, 45.0, "FPGA 24, figure 1, for steps at 128 and 512 keys",
-        "The number of requests in flight per port is not published. The simulator of its authors assumes that a load "
+        "The number of requests in flight per port is not published. The simulator of the authors assumes that a load "
         "reaches 70 % of a channel's peak; the memory's timing allows 92 %.",
         contexts=(128, 512), unknown=("requests",),
     ),
