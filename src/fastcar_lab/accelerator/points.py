@@ -150,27 +150,25 @@ def page(rows: list[dict[str, Any]]) -> str:
         (name, order, f"{emulated:.1%}", f"{formula:.1%}", _number(published, ".1%"), source or "-")
         for name, order, emulated, formula, published, source in streams()
     )
-    names = "work | preset | model | context | tok/s predicted | range | tok/s published | error | in range | of peak"
+    names = (
+        "work | preset | model | context | tok/s predicted | range | tok/s published | tok/s error | in range | of peak"
+    )
     tables = {
-        "speeds": (f"{names} | W predicted | W published | error | fitted | held out | source", _speeds(rows)),
+        "speeds": (f"{names} | W predicted | W published | W error | fitted | held out | source", _speeds(rows)),
         "watts": ("work | preset | counted | W predicted | W published | error | held out", _watts(rows)),
         "unknown": ("work | unpublished parameters", _said(rows, "unknown").items()),
         "changed": ("work | changed | tok/s predicted | error", changed()),
         "first": ("work | tokens in the prompt | ms predicted | ms published | error", first),
         "streams": ("part | next burst | share of the peak | by formula | published | source", shares),
     }
-    return (
-        Path(__file__)
-        .with_name("records.md")
-        .read_text(encoding="utf-8")
-        .format(
-            **{key: "\n".join(markdown(header.split(" | "), cells)) for key, (header, cells) in tables.items()},
-            known=_known(rows, False),
-            held_out=_known(rows, True),
-            powers=len(powers),
-            power_error=median(powers),
-            missing="\n".join(f"- {work}: {missing}" for work, missing in _said(rows, "missing").items()),
-        )
+    text = Path(__file__).with_name("records.md").read_text(encoding="utf-8")
+    return text.format(
+        **{key: "\n".join(markdown(header.split(" | "), cells)) for key, (header, cells) in tables.items()},
+        known=_known(rows, False),
+        held_out=_known(rows, True),
+        powers=len(powers),
+        power_error=median(powers),
+        missing="\n".join(f"- {work}: {missing}" for work, missing in _said(rows, "missing").items()),
     )
 
 
