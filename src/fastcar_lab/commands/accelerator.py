@@ -16,7 +16,7 @@ def broadcast(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Print the cost of sharing a weight stream, for each way to share and to drop packets, at three replay ratios."""
+    """Print what it costs cores to share a stream of weights, for each scheme, at three replay ratios."""
     from fastcar_lab.accelerator.broadcast import tables
 
     for line in tables(presets or ()):
@@ -47,7 +47,7 @@ def readings(
     limit: Annotated[float, typer.Option(help="Largest error of a row that is fitted.", min=0, max=1)] = 0.015,
     debug: Debug = False,
 ) -> None:
-    """List the numbers of cores and rows that explain the published latencies by formula, best first."""
+    """List the numbers of cores and rows with which a formula fits the published latencies, best first."""
     from fastcar_lab.accelerator.readings import lines
 
     for line in lines(limit):

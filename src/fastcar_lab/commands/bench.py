@@ -250,7 +250,7 @@ def bench(
     form: Format = "table",
     debug: Debug = False,
 ) -> None:
-    """Time decode passes: dense and at fixed replay ratios, in every format, against transformers and other rivals."""
+    """Time decode passes of fastcar and its rivals in every format, dense and at fixed replay ratios."""
     import torch
 
     from fastcar_cli.cli.flags import given, one_of, refuse

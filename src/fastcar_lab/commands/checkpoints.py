@@ -122,7 +122,7 @@ def conversion_error(
     frames: Annotated[int, typer.Option(help="Frames that are decoded.", min=1)] = 2,
     debug: Debug = False,
 ) -> None:
-    """Measure the error of each format, step by step on the same codes; prints a line of JSON per format."""
+    """Measure the error of each format at every step on the same codes, and print a line of JSON per format."""
     from fastcar_lab.conversion_error import PROMPTS, compare
 
     for line in compare(model, folders or (), prompt or PROMPTS, frames, fpga or ()):

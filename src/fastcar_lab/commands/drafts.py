@@ -114,7 +114,7 @@ def draft_cost(
     form: Format = "table",
     debug: Debug = False,
 ) -> None:
-    """Measure the overhead of `auto` drafts when every draft is wrong, and on the time to the first token."""
+    """Measure how much time `auto` drafts cost when every draft is wrong, and until the first token."""
     from fastcar_lab.bench.draft_cost import measure
     from fastcar_lab.bench.render import watched
     from fastcar_lab.claims.prompts import prompts_for

@@ -32,7 +32,7 @@ def evaluate(
     set_: Overrides = None,
     debug: Debug = False,
 ) -> None:
-    """Measure a model's accuracy on held-out prompts with its world's analyser; prints one JSON document."""
+    """Measure a model's accuracy on held-out prompts with the analyser of its world, and print JSON."""
     from fastcar_lab import evaluation
 
     one_of("--world", world, worlds.names())
@@ -101,7 +101,7 @@ def longer(
     seed: Seed = 1,
     debug: Debug = False,
 ) -> None:
-    """Measure by frame how videos of bundled models continue past the trained length; prints a table."""
+    """Measure the quality by frame of videos that are longer than those in training, and print a table."""
     from fastcar_lab.figures.longer import lines_of, mini, plot, table, table_actions
 
     found = [way for model in (mini, table, table_actions) for way in model(frames, videos, seed)]
@@ -131,7 +131,7 @@ def sessions(
     set_: Overrides = None,
     debug: Debug = False,
 ) -> None:
-    """Measure sessions of table-actions by random keys; prints one JSON document."""
+    """Measure sessions of table-actions with random keys, and print one JSON document."""
     from fastcar_lab.common import commit, pipeline_of
     from fastcar_lab.worlds.table_actions.sessions import measure
 
@@ -144,7 +144,7 @@ def sessions(
 
 
 def placements(file: Annotated[Path, typer.Argument(help="File to write.")], debug: Debug = False) -> None:
-    """Generate the placements that a seed selects from for prompts of table, as JSON."""
+    """Generate the placements of table's scenes as JSON; the seed of a video selects one of them."""
     from fastcar_lab.worlds.table.placements import write
 
     write(file)
@@ -155,7 +155,7 @@ def curves(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder of tables and plot.")],
     debug: Debug = False,
 ) -> None:
-    """Plot and tabulate quality over the replay ratio from several sweeps, with spread."""
+    """Plot and tabulate the quality of several sweeps, and its spread, over the replay ratio."""
     from fastcar_lab.figures.curves import compare
 
     table, plot = compare(sweeps, output)
