@@ -39,7 +39,7 @@ def profile(
     seed: int = typer.Option(0, help="Seed of the video of --decode.", min=0, max=2**63 - 1),
     save: Path | None = typer.Option(None, help="Save the result to this JSON file."),
     compare: Path | None = typer.Option(None, help="Compare times with those of this saved result."),
-    dry: bool = typer.Option(False, "--dry-run", help="Print the memory and the number of layers; measure nothing."),
+    dry: bool = typer.Option(False, "--dry-run", help="Print needed memory and number of layers; measure nothing."),
     as_json: Json = False,
 ) -> None:
     """Time a decode step by module and context length, or a whole video with --decode.

@@ -102,9 +102,9 @@ class ReplayKeys(Section):
     controller: choices.Controller = setting("layer", "one tau for all layers, or one per layer", flag=None)
     score: choices.Score = setting("tas", "score to compare with the threshold", common=True)
     tas: choices.TasDefinition | None = setting(
-        None, "temporal attention score; released uses the query before rotary embedding", by_model=True
+        None, "temporal attention score with the query after rotary embedding, or before it (released)", by_model=True
     )
-    gate: choices.Gate | None = setting(None, "rows of a guided video decide alone or in pairs", by_model=True)
+    gate: choices.Gate | None = setting(None, "whether rows of a guided video decide alone or in pairs", by_model=True)
     max_age: int | None = setting(
         None, "maximum number of consecutive replays of one MLP output", flag="--max-replay-age", unset="no limit", ge=1
     )

@@ -198,8 +198,8 @@ def knees(summary: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[dic
             continue
         value = "identical" if best[quality] is None else f"{best[quality]:.3g}"
         why = (
-            f"farthest above the line from dense to most replay, by {height:.2f} if both axes go from 0 to 1: "
-            f"{best['replay_ratio']:.1%} replayed at {quality} {value}"
+            f"{best['replay_ratio']:.1%} replayed at {quality} {value}, farthest above the line from dense to most "
+            f"replay (by {height:.2f} with both axes scaled to 0 to 1)"
         )
         bends.append({**{k: best[k] for k in SETTING}, "why": why})
     return bends
@@ -211,7 +211,7 @@ def inert(summary: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for x in summary:
         if x["tau"] is None or x["tau"] == "-inf" or x["eligible_ratio"] not in (0.0, 1.0):
             continue
-        did = "nothing replays" if x["eligible_ratio"] == 0.0 else "everything that can replays"
+        did = "nothing replays" if x["eligible_ratio"] == 0.0 else "every eligible MLP replays"
         setting = {k: x[k] for k in SETTING}
         lines.append({**setting, "why": f"tau {Tau.read(x['tau'])}: {did}"})
     return lines
