@@ -121,11 +121,8 @@ def _watts(rows: list[dict[str, Any]]) -> Iterator[list[str]]:
     """Cells of the table of power: of Zynq boards, counted both ways."""
     for r in rows:
         if r["published_watts"] and r["chip_watts"]:
-            for way, watts, error in (
-                ("chip", "chip_watts", "chip_error"),
-                ("board", "predicted_watts", "watts_error"),
-            ):
-                cells = [_number(r[watts]), _number(r["published_watts"], "g"), _number(r[error], "+.0%")]
+            for way, key, error in (("chip", "chip_watts", "chip_error"), ("board", "predicted_watts", "watts_error")):
+                cells = [_number(r[key]), _number(r["published_watts"], "g"), _number(r[error], "+.0%")]
                 yield [r["work"], f"`{r['preset']}`", way, *cells, "yes" if r["held_out"] else "-"]
 
 
@@ -150,22 +147,20 @@ def page(rows: list[dict[str, Any]]) -> str:
         (name, order, f"{emulated:.1%}", f"{formula:.1%}", _number(published, ".1%"), source or "-")
         for name, order, emulated, formula, published, source in streams()
     )
-    names = (
-        "work | preset | model | context | tok/s predicted | range | tok/s published | tok/s error | in range | of peak"
-    )
+    names = "work | preset | model | context | tok/s predicted | range | tok/s published | tok/s error | in range | "
+    names += "of peak | W predicted | W published | W error | fitted | held out | source"
     tables = {
-        "speeds": (f"{names} | W predicted | W published | W error | fitted | held out | source", _speeds(rows)),
+        "speeds": (names, _speeds(rows)),
         "watts": ("work | preset | counted | W predicted | W published | error | held out", _watts(rows)),
         "unknown": ("work | unpublished parameters", _said(rows, "unknown").items()),
         "changed": ("work | changed | tok/s predicted | error", changed()),
         "first": ("work | tokens in the prompt | ms predicted | ms published | error", first),
         "streams": ("part | next burst | share of the peak | by formula | published | source", shares),
     }
-    text = Path(__file__).with_name("records.md").read_text(encoding="utf-8")
-    return text.format(
+    text = "\n\n".join(Path(__file__).with_name("records.md").read_text(encoding="utf-8").splitlines())
+    return text.replace("\n\n- ", "\n- ").format(
         **{key: "\n".join(markdown(header.split(" | "), cells)) for key, (header, cells) in tables.items()},
-        known=_known(rows, False),
-        held_out=_known(rows, True),
+        known=f"{_known(rows, False)} {_known(rows, True)}",
         powers=len(powers),
         power_error=median(powers),
         missing="\n".join(f"- {work}: {missing}" for work, missing in _said(rows, "missing").items()),
@@ -217,7 +212,7 @@ def write(folder: Path) -> list[Path]:
         raise RequestError(f"the folder {folder} does not exist")
     rows = [predict(load_preset(point.preset), point) for point in POINTS]
     text, table = folder / "accelerators.md", folder / "accelerators.csv"
-    write_whole(text, page(rows))
+    write_whole(text, page(rows) + "\n")
     names = [name for name in rows[0] if name not in ("first_token", "fitted")]
     write_whole(
         table, csv_of([*names, "fitted"], [[*(_cell(r[name]) for name in names), " ".join(r["fitted"])] for r in rows])
