@@ -32,7 +32,7 @@ def profile(
     flags: Flags,
     repeats: int = typer.Option(5, help="Timed steps per context length and kind of step.", min=1, max=10**6),
     replay_ratio: float = typer.Option(0.8, help="Replay ratio to compare drafts with.", min=0, max=1),
-    backend: choices.Backend = typer.Option("torch", help="torch, or fpga-sim, which counts emulated cycles."),
+    backend: choices.Backend = typer.Option("torch", help="Backend: torch, or fpga-sim for emulated cycles."),
     fpga: Accelerator = None,
     decode: str | None = typer.Option(None, metavar="PROMPT", help="Profile a whole video of this prompt."),
     tau: str = typer.Option("-2", help="Replay threshold of the video of --decode."),

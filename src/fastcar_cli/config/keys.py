@@ -181,7 +181,7 @@ class RuntimeKeys(Section):
     """Device, precision and executor."""
 
     device: str = setting("auto", "device: auto, cpu, cuda or cuda:N; mps or xpu run plain torch", pattern=DEVICES)
-    dtype: choices.Dtype = setting("auto", "format of the weights; a converted model has only one", common=True)
+    dtype: choices.Dtype = setting("auto", "format of the weights, which is fixed in a converted model", common=True)
     pixel_dtype: choices.PixelDtype = setting(
         "float32", "dtype of the pixel decoder; only Cosmos-Predict1 and RLVR-World support bfloat16"
     )
@@ -193,7 +193,7 @@ class RuntimeKeys(Section):
         "auto", "how decode passes run: native CPU kernels, a CUDA graph or plain torch; auto selects the fastest"
     )
     threads: int | None = setting(
-        None, "CPU threads", unset="all, but two for native kernels of a bundled model", ge=1, le=1024
+        None, "CPU threads", unset="all; two in the native kernels of bundled models", ge=1, le=1024
     )
 
 
