@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import reduce
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -201,6 +202,9 @@ class NativeExecutor(HostExecutor):
         heads = torch.empty(2, 1, rows, spec.kv_heads, padded, spec.head_dim, dtype=model.dtype)
         outputs = torch.empty(1, rows, padded, spec.width, dtype=model.dtype)
         most = PREFILL_PASS // rows
+        # Of the last block only keys and values are needed, and the MLP outputs that `fill` stores.
+        stored = batch.replay is not None or batch.observers.on_prompt is not None
+        results = padded - max(1, min(prompts.aligned, batch.frame) if stored else 1)
         for layer, block in enumerate(self._blocks):
             run = native.DecoderPass(
                 [block],
@@ -221,9 +225,10 @@ class NativeExecutor(HostExecutor):
                 heads[:, 0, ..., : prompts.reused, :] = torch.stack(
                     [cached[layer][chosen][:, :, : prompts.reused] for cached in (batch.cache.k, batch.cache.v)]
                 )
-            for first in range(prompts.reused, padded, most):
-                part, places, mask = x[:, first : first + most].contiguous(), None, None
-                last = first + part.shape[1]
+            needed = prompts.reused if block is not self._blocks[-1] else max(prompts.reused, results)
+            begins = [*range(prompts.reused, needed, most), *range(needed, padded, most), padded]
+            for first, last in pairwise(begins):
+                part, places, mask = x[:, first:last].contiguous(), None, None
                 if settings.window is not None:
                     mask = torch.zeros(rows, last - first, padded, dtype=torch.bool)
                     seen = prompt_mask(prompts.lengths[:1], padded, settings.window, settings.sinks, first, last)
@@ -231,7 +236,7 @@ class NativeExecutor(HostExecutor):
                     mask = mask.flatten(0, 1)
                 if self._absolute is not None:
                     places = self._absolute(index[first:last].repeat(rows), torch.float32)
-                run(part, [first] * rows, places=places, mask=mask)
+                run(part, [first] * rows, places=places, mask=mask, keys_only=first < needed)
                 x[:, first:last] = part
                 batch.observers.prefilled(layer * padded + last, len(self._blocks) * padded)
             batch.fill(layer, heads[0, 0][back], heads[1, 0][back], outputs[0][back])

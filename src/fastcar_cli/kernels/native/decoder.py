@@ -194,6 +194,7 @@ class DecoderPass:
         scored: Tensor | None = None,
         scores: Tensor | None = None,
         replayed: Tensor | None = None,
+        keys_only: bool = False,
     ) -> float:
         """Run as many tokens of every row as x has; x [rows, count, width] float32 becomes their hidden states.
 
@@ -202,7 +203,8 @@ class DecoderPass:
         slots + older slots], the slots to attend to; None: all from `start` on. scored: bool [layers], the layers where
         TAS is computed and gates the MLP; None: all. scores float32 and replayed bool [layers, inputs] are
         outputs; give both or neither. thresholds: float32 [layers, inputs]; an input replays if its score (in pairs
-        the mean) is greater. None: nothing replays. Returns the seconds spent in MLP branches.
+        the mean) is greater. None: nothing replays. keys_only: compute keys and values of a single block and leave x
+        as it is. Returns the seconds spent in MLP branches.
         """
         step, count = self._step, x.shape[1]
         if not (min(tokens) >= 0 and max(tokens) + count <= self._end and 1 <= count <= self._most):
@@ -211,10 +213,12 @@ class DecoderPass:
             raise ValueError("scores and replayed: both or neither")
         if thresholds is not None and (scores is None or not self._replays):
             raise ValueError("thresholds: replay needs outputs, scores and replayed")
+        if keys_only and self._layers > 1:
+            raise ValueError(f"keys_only: a pass of {self._layers} blocks, expected one")
         inputs = self._rows * count
         per_layer = (self._layers, inputs)
         self._tokens[:] = tokens
-        step.count = count
+        step.count, step.keys_only = count, keys_only
         step.x = expect("x", x, (self._rows, count, self._width), torch.float32)
         step.places = None if places is None else expect("places", places, (inputs, self._width), torch.float32)
         step.mask = None if mask is None else expect("mask", mask, (inputs, self._slots), torch.bool)

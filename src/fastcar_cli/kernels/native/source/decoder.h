@@ -90,23 +90,32 @@ struct HeadGroup {
         write_row(value, n, b.values, head * d.slots + to.slot);
     }
 
-    // Rotates the queries and the key of input i, moves what lies in its slot to the older ones and, where `scored`,
-    // computes the heads' share of TAS.
-    void prepare(int64_t i, bool scored) const {
-        int64_t input = r * step.count + i, first = g * groups, item = input * d.heads + first;
+    // The first of the rotation's angles of input i, in cos and sin.
+    int64_t angle_of(int64_t i) const {
+        return ((step.tokens[r] + i) * d.angle_rows + (d.angle_rows == 1 ? 0 : r)) * n;
+    }
+
+    // Norms and rotates the key of input i, and moves what lies in its slot to the older ones.
+    void prepare_key(int64_t i) const {
+        int64_t input = r * step.count + i;
         const At& to = place_of(i);
-        int64_t angle = ((step.tokens[r] + i) * d.angle_rows + (d.angle_rows == 1 ? 0 : r)) * n;
-        const float *cos = d.cos + angle, *sin = d.sin + angle;
-        float *rotated = w.query[item], *key = w.k[input] + g * n;
+        float *rotated = w.query[input * d.heads + g * groups], *key = w.k[input] + g * n;
         if (to.moved_to >= 0) {
             int64_t from = head * d.slots + to.slot, older = head * d.older_slots + to.moved_to;
             write_int8(b.keys, from, b.key_means, rotated, b.older_keys, b.older_key_scales, older);
             write_int8(b.values, from, b.value_means, rotated, b.older_values, b.older_value_scales, older);
         }
         if (b.k_norm) rms_norm(key, b.k_norm, n, float(d.eps), key);
-        rotate(key, cos, sin, n, rotated);
+        rotate(key, d.cos + angle_of(i), d.sin + angle_of(i), n, rotated);
         memcpy(key, rotated, 4 * n);
+    }
 
+    // As above, rotates the queries of input i and, where `scored`, computes the heads' share of TAS.
+    void prepare(int64_t i, bool scored) const {
+        prepare_key(i);
+        int64_t input = r * step.count + i, first = g * groups, item = input * d.heads + first;
+        const At& to = place_of(i);
+        const float *cos = d.cos + angle_of(i), *sin = d.sin + angle_of(i);
         float scale = inverse_sqrt(float(n));
         auto aligned = static_cast<const char*>(b.aligned) + (head * d.aligned_slots + to.aligned_from) * bytes;
         for (int64_t h = 0; h < groups; h++) {
@@ -170,6 +179,8 @@ struct HeadGroup {
     // and one that overwrites what others before it see is appended where they come to its slot. With a mask it is
     // appended after these have attended.
     void run(bool scored) const {
+        for (int64_t i = 0; i < step.count && step.keys_only; i++) prepare_key(i), write(i);
+        if (step.keys_only) return;
         // `prepare` overwrites the older slot that input i moves a token to: those that still see it attend before.
         auto moves = [&](int64_t i) {
             return place_of(i).moved_to >= 0 && place_of(i).moved_to < place_of(i - 1).older;
@@ -260,12 +271,16 @@ void decode(const Decoder* decoder, Step* request) {
         bool scored = step.scores && (!step.scored || step.scored[layer]);
         if (step.places) add(step.x, step.places, rows * width);
         for (int64_t r = 0; r < rows; r++) rms_norm(x[r], b.norm1, width, float(d.eps), w.normed[r]);
-        products<3>(team, {&b.q, &b.k, &b.v}, w.normed, rows, {w.q, w.k, w.v});
+        if (step.keys_only)
+            products<2>(team, {&b.k, &b.v}, w.normed, rows, {w.k, w.v});
+        else
+            products<3>(team, {&b.q, &b.k, &b.v}, w.normed, rows, {w.q, w.k, w.v});
         parallel_for(team, d.rows * d.kv_heads, [&](int64_t head) {
             CacheFormats::with(d.cache_format, [&](auto format) {
                 HeadGroup<decltype(format)>{d, b, step, w, head / d.kv_heads, head % d.kv_heads}.run(scored);
             });
         });
+        if (step.keys_only) return;
         product(team, b.o, w.attended, rows, w.branch, add_to(x, w.branch, rows));
         if (b.cross_norm) attend_memory(team, d, b, step, w);
         for (int64_t r = 0; r < rows; r++) replays[r] = false;

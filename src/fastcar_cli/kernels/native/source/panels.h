@@ -7,8 +7,11 @@
 
 namespace {
 
-// The most inputs that share the reading of a panel.
+// The most inputs that share the reading of a panel. With AVX2 more share the unpacking of int8 weights, whose sums
+// don't stay in registers anyway.
 constexpr int64_t PANEL_INPUTS = 16;
+template <class Format>
+constexpr int64_t panel_inputs = LANES == 8 && Format::quantised && !Format::halves ? 64 : PANEL_INPUTS;
 // The most weight rows of a panel, and bytes of it if these are enough rows: while it is multiplied, the next one is prefetched.
 constexpr int64_t PANEL_ROWS = 32, PANEL_BYTES = 128 << 10;
 // Bytes of a segment of all inputs.
@@ -145,13 +148,13 @@ INLINE void multiply_segment(Format, Weights w, int64_t lines, int64_t tail, con
     }
 }
 
-// Multiplies `outputs` weight rows of n weights, R at a time, with at most PANEL_INPUTS inputs. Meanwhile as many
+// Multiplies `outputs` weight rows of n weights, R at a time, with at most panel_inputs inputs. Meanwhile as many
 // weights are prefetched from `next` on.
 template <int R, class Format>
 __attribute__((noinline)) void multiply_panel(Format, Weights w, int64_t n, int64_t outputs, const char* next,
                                               typename Format::Inputs x, int64_t inputs, float* y, int64_t y_step) {
     constexpr int P = Format::sums;
-    Floats sums[PANEL_ROWS * PANEL_INPUTS * P];
+    Floats sums[PANEL_ROWS * panel_inputs<Format> * P];
     int64_t blocks = n / Format::block_inputs, tail = n % Format::block_inputs;
     auto segment = [&](auto full, int64_t c, int64_t count) __attribute__((always_inline)) {
         for (int64_t o = 0; o < outputs; o += R) {
@@ -203,7 +206,7 @@ void multiply_panels(Weights w, int64_t n, int64_t first, int64_t last, const ch
         count = min(size, last - o);
         if (count > R) count = count / R * R;
         const char* next = o + count == last ? read_next : w.at + (o + count) * w.row;
-        int64_t most = even_part(inputs, PANEL_INPUTS);
+        int64_t most = even_part(inputs, panel_inputs<Format>);
         for (int64_t i = 0; i < inputs; i += most) {
             auto multiply = [&](auto rows) {
                 multiply_panel<rows.count>(Format{}, w.from_row(o), n, count, next, x.template from<Format>(0, i),

@@ -54,12 +54,12 @@ struct At {
 };
 
 // One pass: `count` input tokens of every row, the first of row r being tokens[r]. Input n = r * count + i is token
-// tokens[r] + i. x [inputs, width] is overwritten with its result. What follows count may be null (see `DecoderPass`).
-// The pass sets mlp_ns, the nanoseconds spent in MLP branches.
+// tokens[r] + i. x [inputs, width] is overwritten with its result. What follows may be null (see `DecoderPass`).
+// keys_only: the pass of the one block ends after keys and values. It sets mlp_ns, the nanoseconds in MLP branches.
 struct Step {
     float* x;
     const int64_t* tokens;
-    int64_t count;
+    int64_t count, keys_only;
     const float* places;
     const uint8_t* mask;
     const float* thresholds;
