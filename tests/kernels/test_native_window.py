@@ -64,8 +64,9 @@ def run(toy: Toy, table: Tensor, x: Tensor, window: int, threads: int, masked: b
         count = part.shape[1]
         shape = (toy.layers, rows * count)
         scores, replayed = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
-        given = {"mask": mask[:, first : first + count].flatten(0, 1).contiguous()} if masked else {}
-        decoder(part, [first] * rows, thresholds=torch.full(shape, 0.1), scores=scores, replayed=replayed, **given)
+        seen = mask[:, first : first + count].flatten(0, 1).contiguous() if masked else None
+        limits = torch.full(shape, 0.1)
+        decoder(part, [first] * rows, mask=seen, thresholds=limits, scores=scores, replayed=replayed)
         found["x"].append(part)
         found["scores"].append(scores.view(toy.layers, rows, count))
         found["replayed"].append(replayed.view(toy.layers, rows, count))
@@ -111,3 +112,46 @@ def test_tokens_of_one_pass_equal_passes_of_one_token(
     assert alone["replayed"].any()
     for name, part in together.items():
         assert torch.equal(part, alone[name]), name
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@settings(max_examples=6, deadline=None)
+@given(
+    instructions=st.sampled_from(native.instruction_sets() or ["none"]),
+    heads=st.sampled_from([(1, 1), (4, 2)]),
+    tokens=st.sampled_from([1, 5, 40, 71]),
+    threads=st.sampled_from([1, 2]),
+)
+def test_keys_and_values_alone_are_those_of_a_whole_pass(
+    kind: str, instructions: str, heads: tuple[int, int], tokens: int, threads: int
+) -> None:
+    table, slots = tables(tokens, 0, 0)
+    toy = Toy(kind, 1, d=16, heads=heads[0], kv_heads=heads[1], slots=slots, positions=FRAME)
+    angle = random(tokens, 1, toy.d // 2, seed=5).repeat(1, 1, 2)
+    options: dict[str, Any] = {"heads": toy.heads, "kv_heads": toy.kv_heads, "most": tokens, "threads": threads}
+    options |= {"table": table, "start": toy.start, "cos": angle.cos(), "sin": angle.sin()}
+    x, results = random(1, tokens, toy.width, seed=4), list[list[Tensor]]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FASTCAR_KERNELS_ISA", instructions)
+        # Alone, in passes of one token; then whole, all tokens in one.
+        for keys_only, count in ((True, 1), (False, tokens)):
+            toy.reset()
+            caches = {name: getattr(toy, name)[:1].contiguous() for name in ("keys", "values", "outputs")}
+            decoder = DecoderPass(toy.blocks[:1], None, 1e-6, aligned=caches["keys"], **options, **caches)
+            for first in range(0, tokens, count):
+                part = x[:, first : first + count].clone()
+                decoder(part, [first], keys_only=keys_only)
+                assert torch.equal(part, x[:, first : first + count]) == keys_only
+            results.append([caches["keys"], caches["values"]])
+    for alone, whole in zip(*results, strict=True):
+        assert torch.equal(alone, whole)
+
+
+def test_keys_and_values_alone_need_a_single_block() -> None:
+    (table, slots), angle = tables(1, 0, 0), random(1, 1, 16)
+    toy = Toy(rows=1, d=16, slots=slots)
+    options: dict[str, Any] = {"heads": toy.heads, "kv_heads": toy.kv_heads, "cos": angle.cos(), "sin": angle.sin()}
+    options |= {"keys": toy.keys, "values": toy.values, "aligned": toy.keys, "table": table, "start": toy.start}
+    decoder = DecoderPass(toy.blocks, None, 1e-6, **options)
+    with pytest.raises(ValueError, match="keys_only: a pass of 2 blocks, expected one"):
+        decoder(random(1, 1, toy.width), [0], keys_only=True)

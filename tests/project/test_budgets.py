@@ -17,9 +17,9 @@ from fastcar_cli.cli.app import COMMANDS, app
 
 SOURCE = ROOT / "src"
 LINES = {".py", ".h", ".cpp", ".html", ".js", ".css", ".yaml"}
-MOST_LINES = 29_903
+MOST_LINES = 29_930
 """Of fastcar_cli and fastcar_fpga together."""
-MOST_LABORATORY_LINES = 20_379
+MOST_LABORATORY_LINES = 20_432
 MOST_OPTIONS = 40
 """In the help of `fastcar generate`."""
 MOST_WORDS = 1_200
