@@ -19,7 +19,7 @@ SOURCE = ROOT / "src"
 LINES = {".py", ".h", ".cpp", ".html", ".js", ".css", ".yaml"}
 MOST_LINES = 29_930
 """Of fastcar_cli and fastcar_fpga together."""
-MOST_LABORATORY_LINES = 20_432
+MOST_LABORATORY_LINES = 20_379
 MOST_OPTIONS = 40
 """In the help of `fastcar generate`."""
 MOST_WORDS = 1_200
