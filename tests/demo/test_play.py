@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -257,6 +258,27 @@ def test_a_slow_page_misses_frames(player: Player) -> None:
     late = slow.until(lambda line: line["steps"] > 0)["steps"]
     fast.until(lambda line: line["steps"] > late + 5)
     assert slow.post("frame", after=0)["steps"] > late + 4
+
+
+def test_a_key_brings_the_next_frame_forward(pipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By half the time between frames, which is a second here; the frames after it are shown when they were due."""
+    clock = 0.0
+    monkeypatch.setattr("fastcar_cli.demo.play.time", SimpleNamespace(monotonic=lambda: clock))
+    player = Player(PlaySession(pipe, FRAME, 1, tmp_path / "s.mp4"), 1)
+    try:
+        shown = []
+        for at, key in ((0.0, False), (0.49, True), (0.5, False), (1.4, False), (1.5, False)):
+            clock = at
+            player.newest(None)
+            if key:
+                player.take({"action": [1, 0], "key": "right"})
+            player.turn()
+            shown.append(player.session.decoded)
+        # At 0.5 and 1.4 s nothing but the key makes a frame due.
+        assert shown == [1, 1, 2, 2, 3]
+        assert player.report()["key_to_frame"]["p50"] == pytest.approx(0.01)
+    finally:
+        player.server_close()
 
 
 def test_another_tau_begins_a_session_from_the_current_frame(player: Player) -> None:
