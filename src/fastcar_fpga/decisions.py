@@ -144,13 +144,13 @@ def read(file: Path) -> Decisions:
     """Read what `save` wrote. Raises RequestError naming the file for anything else."""
     try:
         if file.is_file() and not zipfile.is_zipfile(file):
-            raise RequestError(f"{file} is not a file of replay decisions", hint="`generate --trace` writes them")
+            raise RequestError(f"{file} is not a file of replay decisions", hint="`generate --trace` writes such files")
         data = read_arrays(file)
         meta = checked(_Meta, parse_json(str(data["meta"])), file)
         count = math.prod(meta.shape)
         bits = np.unpackbits(data["bits"])[:count]
         if len(bits) != count:
-            raise ValueError("the decisions are cut short")
+            raise ValueError("the decisions are incomplete")
         spec, windows = spec_from_dict(meta.spec), None
         replayed = bits.astype(bool).reshape(meta.shape)
         if "taken" in data:
@@ -191,7 +191,7 @@ def draw(
             f"at most {(passes - first) / passes:.4f} of the passes of {work.frames} frames may replay",
             key="ratio",
             value=f"{ratio:g}",
-            hint=(Key("spread"), " all spreads the ratio over the first frame too"),
+            hint=(Key("spread"), " all also lets passes of the first frame replay"),
         )
     rates = np.full(layers, min(rate, 1.0))
     if profile == "valley" and layers > 1:

@@ -194,14 +194,14 @@ def explain_layer(emulator: Emulator, computing: int, rows: int | None = None) -
     loads = sum(i.op == "load" for i in mlp.instructions)
     lines = [
         f"{preset.name}: {preset.title}",
-        f"clock {preset.clock.value:g} MHz, {c} cores, {rows} rows, {computing} of them compute; step {step}",
+        f"clock {preset.clock.value:g} MHz, {c} cores; {computing} of {rows} rows compute; decode step {step}",
         "",
         f"MACs per cycle and core = array {preset.core.mac_array.value:g} x utilisation "
         f"{preset.core.utilisation.value:g} = {rates.macs:g}",
-        f"HBM bytes per cycle = {hbm.channels.value:g} channels of {preset.part.name} x {preset.part.peak:g} GB/s x "
-        f"{share(preset.stream()):.1%} by its timing and {hbm.ports.value:g} ports x {hbm.beat.value:g} bytes x "
-        f"{hbm.port_clock.value:g} MHz / clock = {preset.rate():.1f}, in requests of {rates.burst} bytes, "
-        f"{rates.latency} cycles after the request",
+        f"memory bytes per cycle = {hbm.channels.value:g} channels of {preset.part.name} x {preset.part.peak:g} GB/s x "
+        f"{share(preset.stream()):.1%} (by its timing, and by {hbm.ports.value:g} ports x {hbm.beat.value:g} bytes x "
+        f"{hbm.port_clock.value:g} MHz) / clock = {preset.rate():.1f}; a request has {rates.burst} bytes, which "
+        f"arrive {rates.latency} cycles after it",
         f"MLP weights = 3 x {work.width} x {work.mlp_width} = {mlp.macs:,} = MACs of a row; x "
         f"{preset.format.stored_bits:g} bit = {mlp.weight_bytes:,} bytes in {loads} tiles of at most "
         f"{preset.tile_bytes:,} bytes",
@@ -223,15 +223,15 @@ def explain_layer(emulator: Emulator, computing: int, rows: int | None = None) -
         f"{kv_bytes:,} bytes of keys and values per row = {attention:,.0f} cycles",
         *([f"steps that wait for each other while no weights stream (chain) = {chain:,} cycles"] if chain else []),
         f"layer = {layer:,.0f} cycles = {layer * preset.seconds_per_cycle * 1e3:.3f} ms",
-        "",
-        f"energy of the MLP: HBM {weight_bytes:,.0f} bytes x 8 x {bit:g} pJ = {weight_bytes * 8 * bit * 1e-9:.4f} mJ",
+        *("", "energy of the MLP by the model `activity`, the sum of these four lines:"),
+        f"  memory {weight_bytes:,.0f} bytes x 8 x {bit:g} pJ = {weight_bytes * 8 * bit * 1e-9:.4f} mJ",
         f"  MACs {macs:,} x {prices.mac.value:g} pJ = {macs * prices.mac.value * 1e-9:.4f} mJ",
         f"  buffer 2 x {buffered:,} bytes x {prices.buffer.value:g} pJ = "
         f"{2 * buffered * prices.buffer.value * 1e-9:.4f} mJ",
         f"  idle {power.idle.value:g} W x {mlp_ms:.3f} ms = {power.idle.value * mlp_ms:.4f} mJ",
-        f"  constant model: {power.board.value:g} W x the same time = {power.board.value * mlp_ms:.4f} mJ",
-        "",
-        "constants:",
+        f"energy of the MLP by the model `constant`: board power {power.board.value:g} W x {mlp_ms:.3f} ms = "
+        f"{power.board.value * mlp_ms:.4f} mJ",
+        *("", "constants:"),
     ]
     known = constants(preset) | constants(preset.bank, "device.") | constants(power, "device.")
     return lines + [f"  {k} = {v.value:g} {v.unit}  ({v.kind}: {v.source})" for k, v in known.items()]
