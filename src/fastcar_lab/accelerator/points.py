@@ -99,8 +99,8 @@ def _known(rows: list[dict[str, Any]], held_out: bool) -> str:
     """Sentences on speeds that nothing is fitted to, of those read before the prediction or after it."""
     free = [r for r in rows if r["error"] is not None and not r["fitted"] and r["held_out"] == held_out]
     return (
-        f"We read {len(free)} published speeds {'after' if held_out else 'before'} the prediction and fitted nothing "
-        f"to them. The median error of these predictions is {median(abs(r['error']) for r in free):.0%}, and "
+        f"We read {len(free)} of the published speeds {'after' if held_out else 'before'} the prediction and fitted "
+        f"nothing to them. The median error of these predictions is {median(abs(r['error']) for r in free):.0%}, and "
         f"{sum(_inside(r) == 'yes' for r in free)} of these speeds lie in the predicted range."
     )
 
@@ -174,19 +174,19 @@ def _mhz(value: float, source: str) -> dict[str, Constant]:
 _FOUR = Constant(value=4, unit="requests", source="the other end of the range", kind="assumption")
 CHANGED: tuple[tuple[str, str, int, dict[str, dict[str, Any] | None]], ...] = (
     ("kv260-llama", "a context of 1,024 tokens, the longest published one", 1024, {}),
-    ("flightllm-u280", "a context of 128 tokens, as in the other decode step of its demo", 128, {}),
-    ("flightllm-u280", "3.5 bits per weight as published, without indices", 512, {"format": {"weight_bits": 3.5}}),
-    ("flightllm-u280", "keys and values of 16 bits", 512, {"format": {"kv_bits": 16}}),
+    ("flightllm-u280", "a context of 128 instead of 512 tokens", 128, {}),
+    ("flightllm-u280", "3.5 bits per weight, as published, instead of 4.153", 512, {"format": {"weight_bits": 3.5}}),
+    ("flightllm-u280", "keys and values of 16 instead of 8 bits", 512, {"format": {"kv_bits": 16}}),
     ("flightllm-u280", "no `chain`: all steps overlap with the streams", 512, {"chain": None}),
-    ("flightllm-u280", "four requests in flight per port", 512, {"hbm": {"requests": _FOUR}}),
-    ("flightllm-u280", "each burst in the bank group of the previous one", 512, {"hbm": {"order": "rows"}}),
-    ("flightllm-u280", "ports of 256 bits at 300 MHz", 512, {"hbm": _mhz(300, "the platform's clock of kernels")}),
+    ("flightllm-u280", "four instead of 16 requests in flight per port", 512, {"hbm": {"requests": _FOUR}}),
+    ("flightllm-u280", "successive bursts in the same bank group", 512, {"hbm": {"order": "rows"}}),
+    ("flightllm-u280", "ports at 300 instead of 450 MHz", 512, {"hbm": _mhz(300, "the platform's clock of kernels")}),
     ("flightllm-u280", "channels at 70 % of their peak, as in its simulator", 512, {"hbm": _mhz(315, "0.7 x 450")}),
     (
-        "flightllm-u280", "these channels, and three cores at 80 % of three times a core's speed", 512,
+        "flightllm-u280", "channels at 70 % of their peak, and three cores at 80 % of three times a core's speed", 512,
         {"hbm": _mhz(252, "0.7 x 0.8 x 450")},
     ),
-    ("flexllm-u280", "keys on the whole array, no separate scales, no `chain`: our first prediction", 1536,
+    ("flexllm-u280", "attention on the whole MAC array, no separate scales and no `chain`", 1536,
      {"core": {"attention_array": None}, "hbm": {"scales": None}, "chain": None}),
     ("flexllm-u280", "no separate scales and no `chain`", 1536, {"hbm": {"scales": None}, "chain": None}),
     ("flexllm-u280", "no separate scales", 1536, {"hbm": {"scales": None}}),
