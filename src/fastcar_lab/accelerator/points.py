@@ -100,7 +100,7 @@ def _known(rows: list[dict[str, Any]], held_out: bool) -> str:
     free = [r for r in rows if r["error"] is not None and not r["fitted"] and r["held_out"] == held_out]
     return (
         f"We read {len(free)} of the published speeds {'after' if held_out else 'before'} the prediction and fitted "
-        f"nothing to them. The median error of these predictions is {median(abs(r['error']) for r in free):.0%}, and "
+        f"nothing to them. The median error of their predictions is {median(abs(r['error']) for r in free):.0%}, and "
         f"{sum(_inside(r) == 'yes' for r in free)} of these speeds lie in the predicted range."
     )
 
