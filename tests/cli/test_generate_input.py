@@ -199,9 +199,9 @@ def _refused(done: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--input long", "needs actions: 3 numbers for each of 3 frames but the last"),
-        ("--input long --actions moves.csv", "row 0 has 2 numbers, the model takes 3 per frame"),
-        ("--input long --actions few.csv", "has 1 rows, expected 2: one for each of 3 frames but the last"),
+        ("--input long", "needs actions: 3 numbers for each of 3 frames except the last"),
+        ("--input long --actions moves.csv", "row 0 has 2 numbers, but the model takes 3 per frame"),
+        ("--input long --actions few.csv", "has 1 rows, expected 2: one for each of 3 frames except the last"),
         ("--input long --actions broken.npz", "is not an npz file, or a damaged one"),
         ("--input long --actions moves.txt", "unknown suffix '.txt'"),
     ],

@@ -111,8 +111,8 @@ def test_bins_at_their_edges() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ([[0.0] * 7], "row 0 has 7 numbers, the model takes 13 per frame"),
-        ([[0.0] * 12], "row 0 has 12 numbers, the model takes 13 per frame"),
+        ([[0.0] * 7], "row 0 has 7 numbers, but the model takes 13 per frame"),
+        ([[0.0] * 12], "row 0 has 12 numbers, but the model takes 13 per frame"),
         ({"action_bins": [[0] * 12 + [256]]}, "row 0 has bins that are not whole numbers from 0 to 255"),
         ([{"world_vector": [0, 0, 0]}], "has no 'gripper_closedness_action'"),
         ({**_by_name(MOVES), "speed": [[1.0]] * 12}, "has an unknown 'speed'"),

@@ -101,7 +101,7 @@ def test_a_conversion_that_does_not_fit_is_refused(
         source := Source(str(models[0])), tmp_path / "out", WeightFormat("bfloat16", torch.bfloat16), source.spec
     )
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**28))
-    with pytest.raises(RequestError, match=r"the conversion needs 504.0 MiB of memory, 256.0 MiB are free"):
+    with pytest.raises(RequestError, match=r"the conversion needs 504.0 MiB of memory, but 256.0 MiB are free"):
         conversion.run()
 
 

@@ -31,8 +31,8 @@ def _nan(folder: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "another version": (lambda f: _edit(f, version=2), "converted in version 2 of the format, this fastcar reads 1"),
-    "no version": (lambda f: _edit(f, version=None), "converted in version None"),
+    "another version": (lambda f: _edit(f, version=2), "has version 2 of the format, but this fastcar reads version 1"),
+    "no version": (lambda f: _edit(f, version=None), "has version None of the format"),
     "unknown weights": (lambda f: _edit(f, weights={"floats": "float32", "blocks": "int3"}), "weights 'int3'"),
     "no shards": (lambda f: _edit(f, shards=[]), "lacks key 'llm.embed_tokens.weight'"),
     "other group": (lambda f: _edit(f, group=64), "group 64, expected 32"),
@@ -57,7 +57,7 @@ def test_a_damaged_folder_is_refused_in_a_sentence(make: Callable[..., Path], ru
 def test_another_dtype_of_a_converted_model_is_refused(make: Callable[..., Path], run: Run, dtype: str) -> None:
     converted(run, make(), "out")
     done = run("generate", PROMPT, "--model", "out", "--dtype", dtype)
-    assert done.returncode == 2 and f"--dtype {dtype}: the model is converted, its weights are int4" in done.stderr
+    assert done.returncode == 2 and f"--dtype {dtype}: the model was converted and has only int4 weights" in done.stderr
 
 
 @pytest.mark.parametrize("model", ["mini", "checkpoint"])

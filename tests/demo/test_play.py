@@ -171,7 +171,7 @@ def test_a_refused_line_ends_the_session_whole(tmp_path: Path, line: str, text: 
         (("--json",), "--json has no effect without --actions"),
         (("--actions", "x.csv", "--terminal"), "--terminal has no effect with --actions"),
         (("--terminal",), "--terminal: standard input is not a terminal"),
-        (("-o", "video.mkv"), "-o video.mkv: a session is a file that ends in .mp4 or .gif"),
+        (("-o", "video.mkv"), "-o video.mkv: the file of a session must end in .mp4 or .gif"),
         (("--frames", "jpg"), "--frames jpg: unknown"),
     ],
 )

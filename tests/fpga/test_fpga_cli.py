@@ -86,7 +86,7 @@ def test_int8_is_visible_in_the_values(run: Run, tmp_path: Path) -> None:
         (("fpga", "--table", "--rows", "3"), "allowed: --table, --preset, --json"),
         (("fpga", "--sinks", "2"), "--sinks has no effect"),
         (("fpga", "--rows", "3", "--pair-correlation", "0.5"), "an odd number of rows has no pairs"),
-        (("fpga", "none.npz", "--frames", "2"), "--frames has no effect with a file of decisions"),
+        (("fpga", "none.npz", "--frames", "2"), "--frames has no effect with FILE"),
         (("fpga", "--report", ""), "--report: is empty"),
     ],
 )

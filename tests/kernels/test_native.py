@@ -356,7 +356,7 @@ def test_a_library_that_is_not_for_this_system_is_refused(monkeypatch: pytest.Mo
     assert str(found()).endswith(f"not built: there is no c++, clang++ or g++ on PATH{way_out}")
     (tmp_path / build.NAME).write_bytes(b"MZ" + bytes(4096))
     said = str(found())
-    assert said.startswith("the native kernels can't be loaded, perhaps since the library is for another system: ")
+    assert said.startswith("the native kernels can't be loaded, perhaps because they are for another system: ")
     assert said.endswith(way_out)
 
 

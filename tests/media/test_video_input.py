@@ -138,7 +138,7 @@ def test_pictures_are_seen_as_they_are_meant(tmp_path: Path) -> None:
 def test_frames_of_one_size_only(tmp_path: Path) -> None:
     for name, side in (("a.png", 32), ("b.png", 30)):
         Image.new("RGB", (side, 32)).save(tmp_path / name)
-    with pytest.raises(RequestError, match="frame 1 has 30 x 32 pixels, the first one 32 x 32"):
+    with pytest.raises(RequestError, match="frame 1 has 30 x 32 pixels, but the first frame has 32 x 32"):
         list(frames_of(tmp_path))
 
 
@@ -376,9 +376,9 @@ def test_rows_of_the_clip_or_of_the_input(count: int, frames: int, start: int, s
     ("name", "text", "message"),
     [
         ("a.csv", "1,2\n3,x\n", "line 2 has 'x', expected numbers"),
-        ("a.csv", "1,2,3\n" * 4, "row 0 has 3 numbers, the model takes 2"),
+        ("a.csv", "1,2,3\n" * 4, "row 0 has 3 numbers, but the model takes 2"),
         ("a.csv", "1,2\n1\n", "row 1 has 1 numbers"),
-        ("a.csv", "1,2\n", "has 1 rows, expected 3: one for each of 4 frames but the last"),
+        ("a.csv", "1,2\n", "has 1 rows, expected 3: one for each of 4 frames except the last"),
         ("a.csv", "", "has 0 rows"),
         ("a.csv", "0x1,0x0\n1,2\n1,2\n1,2\n", "line 1 has '0x1', expected numbers"),
         ("a.csv", "1,2\n,\n1,2\n1,2\n", "line 2 has no numbers"),
@@ -410,7 +410,7 @@ def test_actions_and_models_belong_together(tmp_path: Path) -> None:
     video, file = _written(tmp_path / "a.gif", _frames()), _table(tmp_path / "b.csv", TABLE)
     with pytest.raises(RequestError, match="the model 'm' takes no actions"):
         read_clip(video, _wanted(), file)
-    with pytest.raises(RequestError, match="the model 'm' needs actions: 2 numbers for each of 4 frames but the last"):
+    with pytest.raises(RequestError, match="'m' needs actions: 2 numbers for each of 4 frames except the last"):
         read_clip(video, _wanted(actions=2))
     clip = read_clip(video, _wanted(actions=2, start=1), file)
     assert clip.clip.actions is not None and clip.clip.actions.tolist() == TABLE[1:5].tolist()
@@ -428,7 +428,7 @@ def test_an_input_may_bring_its_actions(tmp_path: Path) -> None:
     assert actions(read_clip(tmp_path / "a.npz", wanted)) == TABLE[[1, 3, 5]].tolist()
     other = _table(tmp_path / "b.json", -TABLE[:3])
     assert actions(read_clip(tmp_path / "a.npz", wanted, other)) == (-TABLE[:3]).tolist()
-    with pytest.raises(RequestError, match="row 0 has 2 numbers, the model takes 4"):
+    with pytest.raises(RequestError, match="row 0 has 2 numbers, but the model takes 4"):
         read_clip(tmp_path / "a.npz", _wanted(actions=4))
     assert read_clip(tmp_path / "a.npz", _wanted()).clip.actions is None
 

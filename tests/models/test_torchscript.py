@@ -221,7 +221,7 @@ def test_halves_of_two_tokenizers_are_refused(tmp_path: Path) -> None:
     write(tmp_path, TINY)
     upsampler = "decoder.up.2.upsample."
     changed(tmp_path, "decoder", lambda t: [t.pop(k) for k in list(t) if k.startswith(upsampler)])
-    with pytest.raises(RequestError, match=r"encoder\.jit and decoder\.jit are of different tokenizers"):
+    with pytest.raises(RequestError, match=r"encoder\.jit and decoder\.jit belong to different tokenizers"):
         read_tokenizer_spec(tmp_path)
 
 

@@ -91,8 +91,8 @@ class ConvertedCheckpoint(Checkpoint):
         """The content of config.json. Raises RequestError with file and key, or with the required version."""
         file, data = self.folder / "config.json", self.config
         if data.get("version") != VERSION:
-            said = f"{self.folder} was converted in version {data.get('version')!r} of the format"
-            raise RequestError(f"{said}, this fastcar reads {VERSION}", hint="run fastcar convert again")
+            said = f"{self.folder} has version {data.get('version')!r} of the format"
+            raise RequestError(f"{said}, but this fastcar reads version {VERSION}", hint="run fastcar convert again")
         try:
             weights = data["weights"]
             for part in _WEIGHTS:

@@ -57,12 +57,12 @@ def _reaching(repository: str) -> Iterator[None]:
     try:
         yield
     except Exception as e:
-        hint: Text = f"run once with network, or copy the repository {repository} and give its path as ", Key("model")
+        hint: Text = f"run once with network, or copy the repository {repository} and give the copy as ", Key("model")
         if isinstance(e, GatedRepoError):
             reason = "its terms must be accepted first"
             hint = f"accept them on https://huggingface.co/{repository}, then run: hf auth login"
         elif isinstance(e, RepositoryNotFoundError):
-            reason, hint = "it does not exist, or this token has no access to it", "check HF_TOKEN"
+            reason, hint = "it does not exist, or your token has no access to it", "check HF_TOKEN"
         elif isinstance(e, (LocalEntryNotFoundError, ConnectionError)) or "Connect" in type(e).__name__:
             reason = "it is not in the cache and the hub can't be reached"
         elif isinstance(e, RuntimeError) and "home directory" in str(e):

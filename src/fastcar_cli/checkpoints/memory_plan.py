@@ -205,7 +205,7 @@ def choose_dtype(dtype: str, device: str, plans: dict[str, MemoryPlan]) -> str:
     if dtype == "auto" and len(plans) == 1:
         dtype = next(iter(plans))
     if dtype == "bfloat16" and own == "float16":
-        raise RequestError(f"{device} does not support it", key="dtype", value="bfloat16", allowed="float16, float32")
+        raise RequestError(f"{device} has no such format", key="dtype", value="bfloat16", allowed="float16, float32")
     chosen = own if dtype == "auto" else dtype
     if dtype == "auto" and device == "cpu" and not plans["float32"].fits:
         chosen = "bfloat16"
@@ -214,9 +214,9 @@ def choose_dtype(dtype: str, device: str, plans: dict[str, MemoryPlan]) -> str:
         hint: Text = ("use fewer ", Key("frames"), ", fewer prompts, ", Key("window"), " or a larger machine")
         for name in ("int8", "bfloat16"):
             if name in plans and plans[name].fits:
-                hint = (Key("dtype"), f" {name} needs {gib(plans[name].needed)}")
+                hint = ("use ", Key("dtype"), f" {name}, which needs {gib(plans[name].needed)}")
         said = f"the model does not fit: {plan.arithmetic()} = {gib(plan.needed)}"
-        raise RequestError(f"{said}, {gib(plan.available)} are free on {device}", hint=hint)
+        raise RequestError(f"{said}, but {gib(plan.available)} are free on {device}", hint=hint)
     return chosen
 
 

@@ -35,7 +35,7 @@ def folder_of(model: str) -> Path:
         if (begun := working_folder(path)).is_dir():
             raise RequestError(f"the conversion in {begun} is unfinished", hint="run fastcar convert again")
     if model in FORMER:
-        raise RequestError(f"the model {FORMER[model]!r} has replaced {model!r}", hint=f"--model {FORMER[model]}")
+        raise RequestError(f"the model {FORMER[model]!r} has replaced {model!r}", hint=f"use --model {FORMER[model]}")
     near = difflib.get_close_matches(model, [*BUNDLED, *REPOSITORIES], n=1)
     meant = f"; did you mean {near[0]!r}?" if near else ""
     hint = f"bundled: {', '.join(BUNDLED)}; from the hub: {', '.join(REPOSITORIES)}; or the path of a model folder"

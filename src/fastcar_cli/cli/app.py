@@ -23,9 +23,9 @@ from fastcar_cli.system.signals import status, stop_on_signals
 
 COMMANDS = {
     "generate": ("generate:generate", "Generate videos from prompts, or continue input frames."),
-    "convert": ("convert:convert", "Quantize a model into a folder that loads in a second; the same command resumes."),
+    "convert": ("convert:convert", "Quantize a model into a folder that loads in a second; rerun to resume."),
     "profile": ("profile:profile", "Time a decode step by module and context length, or a whole video with --decode."),
-    "sweep": ("sweep:sweep", "Measure speed and quality over thresholds, prompts and seeds; the same command resumes."),
+    "sweep": ("sweep:sweep", "Measure speed and quality over thresholds, prompts and seeds; rerun to resume."),
     "play": ("play:play", "Steer a video during decoding, on a local web page; fastcar saves the session."),
     "demo": ("demo:demo", "Serve a local web page that makes videos and shows their replay maps; Ctrl-C stops it."),
     "fpga": ("fpga:fpga", "Time replay decisions on an emulated FPGA accelerator; `fastcar fpga rtl` writes its RTL."),
@@ -39,7 +39,7 @@ COMMANDS = {
 """By command: module and function (empty if fastcar_lab has them), and summary."""
 
 LABORATORY = {
-    "train": "Train a bundled model from scratch; the same command resumes from the last checkpoint.",
+    "train": "Train a bundled model from scratch; rerun to resume from the last checkpoint.",
     "lab": "Reproduce the bundled models and the published figures.",
 }
 
@@ -108,7 +108,7 @@ class Commands(TyperGroup):
             return typer.main.get_command(load()) if line is None else Lazy(cmd_name, load, line)
         if cmd_name in LABORATORY:
             said = f"fastcar {cmd_name} needs the package fastcar_lab, which is not installed"
-            raise RequestError(said, hint="pip install -e . in a checkout of fastcar")
+            raise RequestError(said, hint="run pip install -e . in a checkout of fastcar")
         return None
 
 
@@ -172,7 +172,7 @@ def main() -> None:
         if isinstance(e, FastcarError):
             _panel(str(e), e.hint)
         elif isinstance(e, ImportError):
-            _panel(f"a package can't be loaded: {e}", "more memory or a new installation may help; --debug shows where")
+            _panel(f"a package can't be loaded: {e}", "free memory, or install fastcar again; --debug shows where")
         else:
             _panel(f"unexpected {type(e).__name__}: {e}", "this is a fault of fastcar; --debug shows where")
         sys.exit(getattr(e, "exit_code", 1))

@@ -22,19 +22,19 @@ from fastcar_cli.system import plugins
 @options("attention.window", "attention.sinks")
 def fpga(
     ctx: typer.Context,
-    trace: Path | None = typer.Argument(None, metavar="[FILE]", help="Replay decisions saved by `generate --trace`."),
+    trace: Path | None = typer.Argument(None, metavar="[FILE]", help="File that `generate --trace` saved."),
     preset: Accelerator = None,
     model: str = typer.Option(
-        "vila-u-7b", help=f"Shapes for random decisions, without a download: {MODELS}.", autocompletion=a_model
+        "vila-u-7b", help=f"Model whose shapes are emulated without FILE: {MODELS}.", autocompletion=a_model
     ),
     rows: int = typer.Option(16, help="Rows of the batch, at most 32.", min=1, max=32),
     frames: int = typer.Option(8, help="Frames of the video.", min=1, max=4096),
     prompt_tokens: int = typer.Option(100, help="Tokens of the prompt.", min=1, max=2**20),
-    replay: str = typer.Option("0,0.2,0.5,0.8", help="Replay ratios over all passes, comma-separated."),
+    replay: str = typer.Option("0,0.2,0.5,0.8", help="Replay ratios of random decisions, as shares of all MLPs."),
     *,
     flags: Flags,
     spread: Literal["eligible", "all"] = typer.Option(
-        "eligible", help="Passes in which random decisions may replay: eligible ones, or all."
+        "eligible", help="Passes in which random decisions may replay: eligible (after the first frame), or all."
     ),
     pair_correlation: float = typer.Option(
         0.0, help="Probability that the rows of a pair share a random decision.", min=0, max=1
@@ -46,7 +46,7 @@ def fpga(
     table: bool = typer.Option(
         False, "--table", help="Compare emulated figures with the published ones of the preset's paper."
     ),
-    drafts: bool = typer.Option(False, "--drafts", help="Print the speedup from drafts, for 2 rows."),
+    drafts: bool = typer.Option(False, "--drafts", help="Print the speedup from drafts, by default for 2 rows."),
     explain: bool = typer.Option(False, "--explain", help="Print each term of one layer's cycles and joules."),
     report: Path | None = typer.Option(None, help="Folder for CSV files of cycles, bandwidth and energy."),
     as_json: Json = False,
@@ -57,8 +57,8 @@ def fpga(
 
     for asked, others, why in (
         (table, "table preset as_json", "with --table, which emulates the published runs"),
-        (drafts, "drafts preset rows as_json", "with --drafts, at the shape of the published runs"),
-        (trace, "trace preset window sinks explain report as_json", "with a file of decisions, which has its own"),
+        (drafts, "drafts preset rows as_json", "with --drafts, which has the shape of the published runs"),
+        (trace, "trace preset window sinks explain report as_json", "with FILE, since it is for random decisions"),
     ):
         if asked:
             refuse_all_but(ctx, tuple(others.split()), why)
@@ -119,7 +119,7 @@ def _summary(documents: list[dict[str, Any]], work: Any) -> None:
         f"{first['passes']} passes",
         *("replay", "cycles", "s", "J", "J act.", "dense", "static", "ideal", "busy", "DRS"),
         left=0,
-        caption="J: board power x time. J act.: by activity. Speedup over dense and static, and ideal over dense.",
+        caption="J: board power x time. J act.: by activity. dense, static: speedup over them. ideal: limit of dense.",
     )
     for d in documents:
         cost = (_short(d["cycles"]), f"{d['latency_s']:.4g}", _short(d["energy_j"]), _short(d["energy_activity_j"]))
@@ -132,7 +132,7 @@ def _summary(documents: list[dict[str, Any]], work: Any) -> None:
         f"cost of one final token per video, {work.steps / first['passes']:.2f} tokens per pass",
         *("", "cycles", "ms", "mJ", "mJ act.", "against dense"),
         left=0,
-        caption="dense and replay: one token per pass. drafts and both: the passes of the file.",
+        caption="dense, replay: one token per pass. drafts, both: the passes in FILE. against dense: speedup.",
     )
     costs = first["per_token"]
     for kind, cost in costs.items():

@@ -124,7 +124,7 @@ def _longer(
         raise RequestError("--continue: the video has its own prompt or input", hint="leave the new one out")
     free = ("generation.frames", "generation.context_policy", "model")
     if changed := [key for key in named if decides(key) and key not in free]:
-        said = Key(changed[0]), f" can't be used with --continue: {asked.continued} has its own"
+        said = Key(changed[0]), f" can't be used with --continue: {asked.continued} fixes its value"
         raise RequestError(said, hint="leave it out")
     begun = len(read_frames(Path(str(asked.continued))))
     more = flags.get("generation.frames") or begun
@@ -160,7 +160,7 @@ def _seeds_of(run: RunConfig, listed: bool) -> Sequence[int]:
     """The seeds of a prompt's videos. Raises RequestError for seeds out of range."""
     first, samples = run.generation.seed, run.generation.samples
     if first is not None and first + samples > 2**63:
-        raise RequestError(f"--seed {first} with {samples} samples", hint="choose a smaller seed")
+        raise RequestError(f"--seed {first} with {samples} samples needs seeds over 2^63 - 1", hint="use a smaller one")
     if first is None:
         # Every shard and every repetition of a list needs the same seeds.
         first = 0 if listed else secrets.randbelow(2**31)
@@ -177,7 +177,7 @@ def _notes_on(pipe: VideoPipeline) -> list[str]:
         notes.append("--gate pair has no effect, because guidance 1 makes no pairs")
     wanted = pipe.settings.executor == "auto" and pipe.model.network.device.type == "cpu"
     if wanted and pipe.config.backend.name == "torch" and (why := native.unavailable()) is not None:
-        notes.append(f"decoding in plain torch, which is many times slower: {why}")
+        notes.append(f"decoding in plain torch, many times slower than in native kernels: {why}")
     if (repository := repository_of(model)) is not None:
         notes.append(licence(model, repository))
     return notes
@@ -293,7 +293,7 @@ def _table(document: dict[str, Any], plan: Any) -> None:
     from fastcar_cli.checkpoints.memory_plan import gib
 
     table = facts(f"{document['model']}: nothing was written")
-    table.add_row("folder", document["folder"] or "none: the hub can't be reached, the shapes are as published")
+    table.add_row("folder", document["folder"] or "none: the hub can't be reached, so shapes are the published ones")
     for name, size in document["files"].items():
         state = "missing" if name in document["missing"] else gib(size)
         table.add_row("file", f"{name}  {state}" + ("  (to download)" if name in document["to_download"] else ""))

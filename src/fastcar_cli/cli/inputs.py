@@ -214,7 +214,7 @@ def accepted(jobs: list[Job], pipe: VideoPipeline, keep_going: bool, say: Callab
     bare = len(words) > 1 and not any(" " in word for word in words)
     good, refused, notices = list[Job](), dict[str, RequestError](), dict[str, None]()
     if bare:
-        notices[f"{len(words)} prompts of one word each, a video for each: did you forget the quotes?"] = None
+        notices[f"{len(words)} prompts of one word each make one video each: did you forget the quotes?"] = None
     for job in jobs:
         if job.excerpt is not None and not pipe.spec.contexts:
             height, width = job.excerpt.source_size

@@ -46,7 +46,7 @@ Overrides = Annotated[
 Accelerator = Annotated[
     str | None,
     typer.Option(
-        help="Accelerator: a preset or a YAML file. [default: edge-small, or paper-u280 for larger weights]",
+        help="Accelerator: a preset or a YAML file. [default: edge-small, or paper-u280 if the weights do not fit]",
         autocompletion=words(fpga_presets),
     ),
 ]
@@ -85,7 +85,7 @@ class VideoOptions(Options):
         help="File of actions, one row per frame: .npz, .npy, .csv, .tsv or .json. [default: those in an .npz input]",
     )
     names: str | None = typer.Option(None, hidden=True, help="vbench: link each video to vbench/{prompt}-{index}.mp4.")
-    shard: str | None = typer.Option(None, help="Do only one part of the work: k/n, such as 3/8.")
+    shard: str | None = typer.Option(None, help="Do only part k of n parts of the work: k/n, such as 3/8.")
     engine: str = typer.Option(
         "local", help="Where to run: local, or ray for a Ray cluster.", autocompletion=words(("local", "ray"))
     )
@@ -101,7 +101,7 @@ class VideoOptions(Options):
 class GenerateOptions(VideoOptions):
     """Options of `generate`."""
 
-    truth: bool = typer.Option(False, "--truth", help="Show the ground truth beside the prediction, and report errors.")
+    truth: bool = typer.Option(False, "--truth", help="Show true beside predicted frames, and report the errors.")
     example: bool = typer.Option(False, "--example", help="Use the bundled model's example prompt or clip.")
     seeds: str | None = typer.Option(None, help="Seeds for every prompt, such as 0-3 or 0,5,7. [default: one seed]")
     keep_going: bool = typer.Option(
@@ -122,7 +122,7 @@ class GenerateOptions(VideoOptions):
         "Several videos, a prompt file or an existing folder always give a folder of videos. "
         "[default: named after the prompt]",
     )
-    force: bool = typer.Option(False, "--force", help="Overwrite an existing -o FILE, and files of a list (--seeds).")
+    force: bool = typer.Option(False, "--force", help="Overwrite an existing -o FILE, or videos of a list (--seeds).")
     preview: bool = typer.Option(False, "--preview", help="Show decoded frames in the terminal.")
     report_to: Path | None = typer.Option(None, "--report", hidden=True, help="Folder for the accelerator's CSV files.")
     trace_to: Path | None = typer.Option(None, "--trace", help="Save the replay decisions (.npz) for `fastcar fpga`.")

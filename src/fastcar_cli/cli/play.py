@@ -40,9 +40,9 @@ def play(
         None, "--input", metavar="FILE", help="First frame: an image or a video. [default: the model's example]"
     ),
     steps: str | None = typer.Option(
-        None, "--actions", metavar="FILE", help="Read actions from a file, or with - from standard input."
+        None, "--actions", metavar="FILE", help="Read actions from this file, or from standard input (-)."
     ),
-    frames: str = typer.Option("none", "--frames", help="What --json prints of a frame: none, png or codes."),
+    frames: str = typer.Option("none", "--frames", help="Data of each frame that --json prints: none, png or codes."),
     terminal: bool = typer.Option(False, "--terminal", help="Play in the terminal."),
     output: str | None = typer.Option(
         None, "-o", "--output", help="File (.mp4, .gif) for the session. [default: named after the model]"
@@ -108,7 +108,7 @@ def _session(model: str, flags: Flags, file: Path | None, output: str | None, qu
 
     path = Path(f"play-{Path(model).name}.mp4" if output is None else output)
     if path.suffix.lower() not in SUFFIXES:
-        raise RequestError(f"-o {path}: a session is a file that ends in {' or '.join(SUFFIXES)}")
+        raise RequestError(f"-o {path}: the file of a session must end in {' or '.join(SUFFIXES)}")
     check_target(path)
     run, _ = load_sources(None, [], flags | {"model": model}, surroundings())
     checkpoint = checkpoint_of(model, run.runtime.tokenizer)
@@ -203,7 +203,7 @@ def _summary(report: dict[str, Any]) -> None:
         return ", ".join(f"{name} {1000 * value:.0f} ms" for name, value in of.items() if value is not None)
 
     table = facts(f"{report['model']}, seed {report['seed']}")
-    table.add_row("frames", f"{report['steps']} decoded, {report['hit_share']:.0%} of them ahead")
+    table.add_row("frames", f"{report['steps']} decoded, {report['hit_share']:.0%} of them before their action")
     if report["steps"]:
         table.add_row("per step", f"{seconds(report['seconds'])}, {report['tokens_per_pass']:.1f} tokens per pass")
     if waits := seconds(report.get("key_to_frame", {})):

@@ -87,7 +87,7 @@ def play_here(session: PlaySession) -> None:
                     preview.add(session.step(action)[0])
                     due = max(due + 1 / session.pipe.fps, time.monotonic())
                     numbers = session.statistics()
-                    said = f"frame {session.decoded}, {numbers['hit_share']:.0%} ahead, action {action}"
+                    said = f"frame {session.decoded}, {numbers['hit_share']:.0%} decoded ahead, action {action}"
                     live.update(Group(preview, Text(said), Text(help_)), refresh=True)
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

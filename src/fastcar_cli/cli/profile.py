@@ -24,7 +24,7 @@ from fastcar_cli.system.files import read_text, write_whole
 def profile(
     ctx: typer.Context,
     seq: str | None = typer.Option(None, help="Context lengths, such as 2k,8192. [default: 2k,4k,8k]"),
-    rows: int | None = typer.Option(None, help="Rows, two per guided video. [default: 1 video]", min=1, max=256),
+    rows: int | None = typer.Option(None, help="Rows; a guided video has two. [default: 1 video]", min=1, max=256),
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = typer.Option(
         "auto", help="Format of the weights: auto, float32, bfloat16 or float16."
     ),
@@ -38,8 +38,8 @@ def profile(
     tau: str = typer.Option("-2", help="Replay threshold of the video of --decode."),
     seed: int = typer.Option(0, help="Seed of the video of --decode.", min=0, max=2**63 - 1),
     save: Path | None = typer.Option(None, help="Save the result to this JSON file."),
-    compare: Path | None = typer.Option(None, help="Compare times with those of this saved result."),
-    dry: bool = typer.Option(False, "--dry-run", help="Print needed memory and number of layers; measure nothing."),
+    compare: Path | None = typer.Option(None, help="Compare the times with those in this file from --save."),
+    dry: bool = typer.Option(False, "--dry-run", help="Print required memory and number of layers; measure nothing."),
     as_json: Json = False,
 ) -> None:
     """Time a decode step by module and context length, or a whole video with --decode.
@@ -181,7 +181,7 @@ def show(document: dict[str, Any]) -> None:
     if "decode" in document:
         _decode(document["decode"])
     if "compared" in document:
-        table = columns("time divided by that of the saved result (above 1: slower now)", "line", "context", "ratio")
+        table = columns("time now / time in the saved result (above 1: slower now)", "line", "context", "ratio")
         for row in document["compared"]:
             table.add_row(row["name"], f"{row['seq']:,}", f"{row['ratio']:.2f}")
         out.print(table)
@@ -207,10 +207,10 @@ def _length(model: str, length: dict[str, Any]) -> Table:
 def _replay(replay: dict[str, Any], rows: int) -> Table:
     measured = f"measured with every row replaying: {replay['measured_all_replayed']:.2f}x"
     table = columns(
-        f"replay at {replay['seq']:,} tokens of context: MLPs take {replay['mlp_share']:.0%} of a step, so at most "
-        f"{replay['ceiling']:.2f}x; TAS takes {replay['tas_ms']:.3f} ms",
+        f"replay at {replay['seq']:,} tokens of context: MLPs take {replay['mlp_share']:.0%} of a step, so the "
+        f"speedup is at most {replay['ceiling']:.2f}x; TAS takes {replay['tas_ms']:.3f} ms",
         *("replayed", "rows alone", "in pairs", "together"),
-        caption=f"expected speedup, rows: {rows}; {measured}",
+        caption=f"expected speedup if rows (here {rows}) decide alone, in pairs or together; {measured}",
     )
     for row in replay["expected"]:
         table.add_row(f"{row['ratio']:.1%}", *(f"{row[k]:.2f}x" for k in ("rows_alone", "in_pairs", "together")))
@@ -221,7 +221,8 @@ def _drafts(drafts: dict[str, Any]) -> Table:
     table = columns(
         f"drafts at {drafts['seq']:,} tokens of context: passes of W tokens per video, {drafts['kernels']}",
         *("W", "ms", "times one", "pay from", "beat replay from"),
-        caption=f"%: share of accepted drafts. Replay of {drafts['replay_ratio']:.0%}: {drafts['replay_speedup']:.2f}x",
+        caption="times one: ms / ms of W = 1. pay from, beat replay from: share of accepted drafts that makes W faster "
+        f"than W = 1, or than replay of {drafts['replay_ratio']:.0%} ({drafts['replay_speedup']:.2f}x)",
     )
     for line in drafts["windows"]:
         shares = ["" if line["window"] == 1 else "never" if (a := line[k]) is None else f"{a:.0%}"
@@ -237,7 +238,7 @@ def _decode(profile: dict[str, Any]) -> None:
         f"{profile['prompt']!r}, seed {profile['seed']}, tau {profile['tau']} (TAS: {profile['tas']}): "
         f"{replay['eligible_ratio']:.1%} of eligible MLPs replayed",
         *("layer", "replayed", "TAS 5 %", "median", "95 %", "above tau", "similarity"),
-        caption="Dense run: TAS, and the cosine similarity of MLP outputs with those of the previous frame",
+        caption="dense run: percentiles of TAS; cosine similarity of MLP outputs and those of the previous frame",
     )
     for i, percentiles in enumerate(profile["tas_percentiles"]):
         above = "" if profile["above_tau"] is None else f"{profile['above_tau'][i]:.0%}"

@@ -204,12 +204,12 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
         table.add_row("context", f"rolled {report['rolls']} time{'s' * (report['rolls'] > 1)}")
     table.add_row("seed", str(report["seed"]))
     if report["reading"]["drawn"]:
-        table.add_row("left open", f"{', '.join(report['reading']['drawn'])} (chosen by the seed)")
+        table.add_row("left open", f"{', '.join(report['reading']['drawn'])} (not in the prompt, so the seed chooses)")
     tau = "off" if report["tau"] is None else report["tau"]
     if replay["target"] is not None:
         last = sorted({f"{t:.3g}" for t in replay["taus"] if t is not None}, key=float) or ["none yet"]
         tau = f"{last[0]} to {last[-1]}" if len(last) > 1 else last[0]
-        tau = f"{tau} at the end, adjusted to replay {replay['target']:.1%} ({replay['controller']})"
+        tau = f"{tau} at the end, adjusted to replay {replay['target']:.1%} (controller: {replay['controller']})"
     score = f"TAS: {replay['tas']}" if replay["score"] == "tas" else f"score: {replay['score']}"
     table.add_row("tau", f"{tau} ({score}, gate: {replay['gate']})")
     table.add_row("replayed", f"{replay['ratio']:.1%} of all MLPs, {replay['eligible_ratio']:.1%} of eligible ones")
@@ -241,7 +241,7 @@ def _input(clip: dict[str, Any]) -> str:
     """The input file, and which of its frames the video continues."""
     used = f"continues from {clip['context']} of its frames"
     if clip["frames"] is None:
-        return f"{clip['name']}, {used}, read from the recipe"
+        return f"{clip['name']}, {used}, which the recipe contains"
     frames = ", ".join(map(str, clip["frames"][: clip["context"]]))
     return f"{clip['name']} ({clip['width']} x {clip['height']}), {used}: {frames}"
 

@@ -57,7 +57,7 @@ class SweepOptions(VideoOptions):
 
 @options("model", "generation.frames", "input.start", "input.step", "input.key")
 def sweep(ctx: typer.Context, asked: SweepOptions, flags: Flags) -> None:
-    """Measure speed and quality over thresholds, prompts and seeds; the same command resumes.
+    """Measure speed and quality over thresholds, prompts and seeds; rerun to resume.
 
     Quality compares each video with the dense video of the same prompt and seed.
     """
@@ -110,7 +110,7 @@ def sweep(ctx: typer.Context, asked: SweepOptions, flags: Flags) -> None:
         note(terminal, text)
     with session.opened(output) as store:
         for text in store.damaged:
-            note(terminal, text, "damaged cell, recomputed if it is in the grid")
+            note(terminal, text, "damaged cell, decoded again if the grid contains it")
         try:
             with progress(terminal, "decodes") as bar:
                 task = bar.add_task("sweep", total=session.left(store))

@@ -55,7 +55,7 @@ class GenerationKeys(Section):
     frames: int | None = setting(None, "number of frames, context frames included", by_model=True, common=True, ge=1)
     context: int | None = setting(None, "number of input frames to continue from: 1 or 9", by_model=True, ge=1)
     context_policy: choices.ContextPolicy | None = setting(
-        None, "stop allows no frames after a full context; roll restarts it from its last frames", by_model=True
+        None, "stop refuses frames beyond a full context; roll restarts the context from its last frames", by_model=True
     )
     size: str | None = setting(None, "WIDTHxHEIGHT, for a model with several frame sizes", by_model=True, pattern=SIZES)
     seed: int | None = setting(None, "seed of the first video", unset="random, printed", common=True, ge=0, lt=2**63)
@@ -99,17 +99,17 @@ class ReplayKeys(Section):
     ratio: float | None = setting(
         None, "target replay ratio, such as 0.8; a controller sets tau", flag="--replay-ratio", common=True, gt=0, lt=1
     )
-    controller: choices.Controller = setting("layer", "one tau for all layers, or one per layer", flag=None)
+    controller: choices.Controller = setting("layer", "whether all layers share one tau or each has its own", flag=None)
     score: choices.Score = setting("tas", "score to compare with the threshold", common=True)
     tas: choices.TasDefinition | None = setting(
-        None, "temporal attention score with the query after rotary embedding, or before it (released)", by_model=True
+        None, "definition of the temporal attention score: query after or before rotary embedding", by_model=True
     )
-    gate: choices.Gate | None = setting(None, "whether rows of a guided video decide alone or in pairs", by_model=True)
+    gate: choices.Gate | None = setting(None, "whether rows of a guided video replay alone or in pairs", by_model=True)
     max_age: int | None = setting(
         None, "maximum number of consecutive replays of one MLP output", flag="--max-replay-age", unset="no limit", ge=1
     )
     first_frame: int = setting(0, "index of the first decoded frame that may replay, counted from 0", flag=None, ge=0)
-    eligible: choices.Eligible = setting("codes", "tokens that may replay: only codes, or delimiters too", flag=None)
+    eligible: choices.Eligible = setting("codes", "tokens that may replay: codes, or codes and delimiters", flag=None)
 
     @field_validator("ratio", mode="after")
     @classmethod
@@ -137,12 +137,12 @@ class DraftKeys(Section):
         "jacobi drafts the last pass's rejected samples, then the previous frame's codes; auto is jacobi with the "
         "draft length that is fastest on this machine",
         flag="--draft",
-        unset="auto, off in sweep and profile",
+        unset="auto; off in sweep and profile",
         common=True,
     )
     window: int | None = setting(
         None,
-        "draft length: maximum number of input tokens per pass",
+        "draft length: maximum number of input tokens of a video in one pass",
         flag="--draft-window",
         unset="16 or fewer",
         common=True,
@@ -171,7 +171,7 @@ class BackendKeys(Section):
         None,
         "accelerator for fpga-sim: a preset or a YAML file",
         flag="--fpga",
-        unset="edge-small, or paper-u280 for larger weights",
+        unset="edge-small, or paper-u280 if the weights do not fit",
         common=True,
         min_length=1,
     )
@@ -186,7 +186,7 @@ class RuntimeKeys(Section):
         "float32", "dtype of the pixel decoder; only Cosmos-Predict1 and RLVR-World support bfloat16"
     )
     tokenizer: str | None = setting(
-        None, "folder of a tokenizer outside the model's folder", unset="the one beside the model", min_length=1
+        None, "folder of a tokenizer outside the model's folder", unset="the tokenizer beside the model", min_length=1
     )
     keep_prefill: str | None = setting(None, "file (.safetensors) to save or reuse the prompt's KV cache", min_length=1)
     executor: choices.Executor = setting(

@@ -61,7 +61,7 @@ class Tau:
         if len(self.values) == 1:
             return self.values * layers
         if len(self.values) != layers:
-            said = f"{len(self.values)} values, the model has {layers} layers"
+            said = f"{len(self.values)} values, but the model has {layers} layers"
             raise RequestError(said, key="tau", hint="give one for all layers, or one per layer")
         return self.values
 

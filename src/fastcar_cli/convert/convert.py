@@ -37,7 +37,7 @@ _LOCK, _PLAIN, _CODES, _STATES = ".lock", ".plain", ".codes", ".states"
 _MARGIN = 2**20  # upper bound for the bytes of a folder besides weights
 _NARROW = 1024
 """Narrower depth transformers stay in int8 in int4 models: they are small and lose most accuracy (VILA-U's: 2560)."""
-_RESUME = "finished shards are saved; the same command resumes"
+_RESUME = "finished shards are saved; rerun the command to resume"
 
 Progress = Callable[[str, int, int], None]
 """Receives the current activity, the work done and the total: bytes, or videos during calibration."""
@@ -105,7 +105,7 @@ def target_format(source: Source, spec: Spec, dtype: str, depth: str | None = No
     uneven = {name: width for name, width in uneven.items() if not name.startswith("projector.")}
     if uneven:
         name, width = next(iter(uneven.items()))
-        said = f"needs input widths divisible by {GROUP}, the model {spec.name!r} has {width} ({name})"
+        said = f"needs input widths divisible by {GROUP}, but the model {spec.name!r} has {width} ({name})"
         other = () if name.startswith("llm.") else (", or ", Key("depth_dtype"), " int8")
         raise RequestError(said, key="dtype", value="int4", allowed=("int8, bfloat16", *other))
     return form
@@ -188,10 +188,10 @@ class Conversion:
         """
         began, needed, free = time.perf_counter(), self.needed(), available_bytes("cpu")
         if needed is not None and needed > free:
-            raise RequestError(f"the conversion needs {gib(needed)} of memory, {gib(free)} are free")
+            raise RequestError(f"the conversion needs {gib(needed)} of memory, but {gib(free)} are free")
         working = working_folder(self._folder)
         self._begin(working)
-        busy = RequestError(f"{working}: another process is writing to this folder", hint="wait for it")
+        busy = RequestError(f"{working}: another process is writing to this folder", hint="wait until it ends")
         with locked(working / _LOCK, busy):
             done = [shard for shard in self._shards if (working / shard).is_file()]
             left = [shard for shard in self._shards if shard not in done]
@@ -260,7 +260,7 @@ class Conversion:
                 raise RequestError(f"{working} exists and is not a conversion", hint="move it away")
             if begun is not None and file_text(begun) != self._document:
                 said = f"{working} is an unfinished conversion of another model or with other options"
-                raise RequestError(said, hint="repeat that command, or delete the folder")
+                raise RequestError(said, hint="rerun the command that began it, or delete the folder")
         except OSError as e:
             raise _failed(working, e, hint=None) from None
         if begun is None:
@@ -271,7 +271,7 @@ class Conversion:
         if self._calibration is not None:
             needed += self._calibration.bytes_of_states(self._spec, self._rows)
         if needed > free:
-            said = f"{self._folder} needs {gib(needed)} more, {gib(free)} are free on its disk"
+            said = f"{self._folder} needs {gib(needed)} more, but {gib(free)} are free on its disk"
             raise RunError(said, hint=_RESUME)
 
     def _finish(self, working: Path) -> None:

@@ -196,13 +196,13 @@ def _fit(
         return _fit(table, what, width, range(len(table) + 1), own=False)[:-1]
     for index, row in enumerate(table):
         if len(row) != width:
-            raise RequestError(f"row {index} has {len(row)} numbers, the model takes {width} per frame", where=what)
+            raise RequestError(f"row {index} has {len(row)} numbers, but the model takes {width} per frame", where=what)
     frames = len(wanted)
     direct = not own and len(table) in (frames, frames - 1)
     chosen = range(frames) if direct else wanted
     # The last frame's action is never used.
     if len(table) <= chosen[max(frames - 2, 0)]:
-        need = f"{frames - 1}: one for each of {frames} frames but the last"
+        need = f"{frames - 1}: one for each of {frames} frames except the last"
         raise RequestError(f"has {len(table)} rows, expected {need}", where=what)
     out = np.zeros((frames, width), np.float32)
     with np.errstate(over="ignore"):

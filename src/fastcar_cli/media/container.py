@@ -21,7 +21,7 @@ _WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}  # decoders that support tr
 _HDR = (16, 18)  # transfer functions of HDR videos, PQ and HLG, as FFmpeg numbers them
 _SDR = {"dst_color_trc": 13, "dst_color_primaries": 1}  # sRGB
 
-_SAVE = "save it as JPEG or PNG"
+_SAVE, _UPRIGHT = "save it as JPEG or PNG", "save it upright, without rotation"
 
 
 def on_ground(image: Image.Image) -> Image8:
@@ -166,8 +166,8 @@ def _as_shown(frame: Any, aspect: Any, path: Path) -> Image8:
         matrix = frame.side_data.get("DISPLAYMATRIX")
     except ValueError:  # PyAV has no name for some other side data
         if frame.rotation:
-            hint = "rotate it first"
-            raise RequestError("has a rotation that PyAV can't read", key="input", value=path, hint=hint) from None
+            said = "has a display matrix that PyAV can't read"
+            raise RequestError(said, key="input", value=path, hint=_UPRIGHT) from None
         matrix = None
     return image if matrix is None else _turned(image, np.frombuffer(bytes(matrix), np.int32)[[0, 1, 3, 4]], path)
 
@@ -181,4 +181,5 @@ def _turned(image: Image8, matrix: NDArray[np.int32], path: Path) -> Image8:
         return image[:: int(d), :: int(a)]
     if b and c and not a and not d:
         return image.swapaxes(0, 1)[:: int(b), :: int(c)]
-    raise RequestError("is not rotated by a multiple of 90 degrees", key="input", value=path, hint="rotate it first")
+    said = "has a display matrix that does not turn the image by 0, 90, 180 or 270 degrees"
+    raise RequestError(said, key="input", value=path, hint=_UPRIGHT)

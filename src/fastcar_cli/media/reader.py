@@ -97,7 +97,7 @@ def frames_of(path: Path, key: str | None = None) -> Iterator[Image8OrFloat]:
         if max(image.shape[:2]) > _SIDE:
             raise _refused(path, f"frame {index} has {_size(image.shape)} pixels", "resize it first")
         if size and image.shape != size:
-            message = f"frame {index} has {_size(image.shape)} pixels, the first one {_size(size)}"
+            message = f"frame {index} has {_size(image.shape)} pixels, but the first frame has {_size(size)}"
             raise _refused(path, message, "resize all frames to the same size")
         size = image.shape
         yield image

@@ -15,7 +15,7 @@ import torch
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
-from fastcar_cli.errors import FastcarError, RequestError
+from fastcar_cli.errors import FastcarError, Key, RequestError
 from fastcar_cli.inputs.prompt import PromptReader
 from fastcar_cli.models.clip_reader import ClipReader
 from fastcar_cli.models.network import FramesNetwork, Network, Spec
@@ -47,11 +47,11 @@ def loading_format(name: str, floats: torch.dtype = torch.float32, depth: str | 
 def no_such_dtype(dtype: str, allowed: Collection[str]) -> RequestError:
     """The error for an unsupported weight format."""
     if len(allowed) == 1:
-        said = f"the model is converted, its weights are {', '.join(allowed)}"
-        hint = "leave it out, or convert the original model to this format with fastcar convert"
+        said = f"the model was converted and has only {', '.join(allowed)} weights"
+        hint = "leave out ", Key("dtype"), ", or convert the original model to this format with fastcar convert"
         return RequestError(said, key="dtype", value=dtype, hint=hint)
     if dtype == "int4":
-        hint = "fastcar convert MODEL -o FOLDER --dtype int4"
+        hint = "convert it: fastcar convert MODEL -o FOLDER --dtype int4"
         return RequestError("the model has no weights in int4", key="dtype", value="int4", hint=hint)
     return RequestError("unknown", key="dtype", value=dtype, allowed=", ".join(allowed))
 
@@ -285,6 +285,6 @@ class Released(Checkpoint):
 
     def _format(self, dtype: str, device: torch.device) -> WeightFormat:
         if dtype == "float16" and device.type == "cpu":
-            said = "this model runs in float16 on a GPU only"
+            said = "this model runs in float16 only on a GPU"
             raise RequestError(said, key="dtype", value="float16", allowed="float32, bfloat16")
         return super()._format(dtype, device)

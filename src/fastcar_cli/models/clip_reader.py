@@ -47,16 +47,16 @@ class ClipReader:
             most = [spec.decoder.vocab if t < (layout.prefix or 0) else spec.codes for t in range(len(prompt.ids))]
             if len(prompt.ids) not in lengths or not all(0 <= i < n for i, n in zip(prompt.ids, most, strict=True)):
                 needed = f"{' or '.join(map(str, lengths))} ids from 0 to {spec.codes - 1}"
-                raise RequestError(f"{prompt.name}: the ids do not fit {model}, expected {needed}")
+                raise RequestError(f"{prompt.name}: the ids do not fit {model}, which expects {needed}")
             return
         count, *size, _ = prompt.frames.shape
         if tuple(size) != spec.frame_spec.size:
             height, width = spec.frame_spec.size
-            raise RequestError(f"{prompt.name}: frames are {size[1]}x{size[0]} pixels, {model} takes {width}x{height}")
+            raise RequestError(f"{prompt.name}: frames are {size[1]}x{size[0]}, but {model} takes {width}x{height}")
         if spec.contexts:
             spec.continuing(count)
         elif count < layout.context:
-            raise RequestError(f"{prompt.name}: {count} frames, {model} continues from {layout.context}")
+            raise RequestError(f"{prompt.name}: {count} frames, but {model} continues from {layout.context}")
 
     def _check_numbers(self, prompt: Clip | TokenisedClip, model: str) -> None:
         """Refuse actions and text embeddings that don't fit. Raises RequestError."""
@@ -67,12 +67,12 @@ class ClipReader:
         ):
             if given is None and width:
                 hint: Text = (f"give it {what}, such as ", *example)
-                raise RequestError(f"{prompt.name}: no {what}, {model} takes {width} numbers per {each}", hint=hint)
+                raise RequestError(f"{prompt.name}: no {what}, but {model} takes {width} numbers per {each}", hint=hint)
             if given is not None and not width:
                 raise RequestError(f"{prompt.name}: {model} takes no {what}")
             if given is not None and given.shape[1:] != (width,):
                 needed = f"{model} takes {width} numbers per {each}"
-                raise RequestError(f"{prompt.name}: {what} have shape {list(given.shape)}, {needed}")
+                raise RequestError(f"{prompt.name}: {what} have shape {list(given.shape)}, but {needed}")
 
     @torch.inference_mode()
     def _ids(self, clip: Clip, frames: int | None, on_progress: OnProgress | None = None) -> tuple[int, ...]:
@@ -121,9 +121,9 @@ class ClipReader:
         error = float((shown[0, 0].cpu() / 255 - given).square().mean())
         if error <= 10 ** (-self.familiar / 10):
             return []
-        back = f"{-10 * math.log10(error):.0f} dB, a training frame at {self.familiar:.0f} dB or more"
+        back = f"{-10 * math.log10(error):.0f} dB, but training frames at {self.familiar:.0f} dB or more"
         unlike = f"{clip.name} is unlike the frames that the model {model!r} was trained on"
-        return [f"{unlike}, so the video may be wrong: the tokenizer reconstructs its first frame at {back}"]
+        return [f"{unlike}, so the video may be wrong: the tokenizer reconstructs the first frame at {back}"]
 
     def conditions(self, prompts: Sequence[Prompt], frames: int) -> Tensor | None:
         """Conditions of videos of `frames` frames, context included, float32; None: there are none.
@@ -139,7 +139,7 @@ class ClipReader:
                 # No frame is decoded after the last action.
                 if len(clip.actions) < frames - 1:
                     raise RequestError(
-                        f"{clip.name}: {len(clip.actions)} actions, {frames} frames need at least {frames - 1}",
+                        f"{clip.name}: {len(clip.actions)} actions, but {frames} frames need at least {frames - 1}",
                         hint="give more actions, or choose fewer frames",
                     )
                 given = torch.from_numpy(np.asarray(clip.actions[:frames], dtype=np.float32))

@@ -180,7 +180,7 @@ class Spec(ABC):
         own = self.frames_of(self.layout.context)
         if frames in (None, own):
             return self
-        said = f"the model {self.name!r} continues from {own} frame{'s' * (own != 1)}" if own else "it takes none"
+        said = f"the model {self.name!r} continues from {own or 'no'} frame{'s' * (own != 1)}"
         raise RequestError(said, key="context", value=frames, allowed=f"{own}")
 
     def sized(self, size: tuple[int, int] | None) -> Self:

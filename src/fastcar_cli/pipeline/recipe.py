@@ -110,7 +110,7 @@ def same_weights(recipe: dict[str, Any], source: str, model: str, loaded: Identi
     if not isinstance(written, dict) or written.get("weights", loaded.weights) == loaded.weights:
         return []
     commit = written.get("commit")
-    other = f" (commit {commit}; {model.partition('@')[0]}@{commit} names it)" if commit and loaded.commit else ""
+    other = f" (commit {commit}; name it {model.partition('@')[0]}@{commit})" if commit and loaded.commit else ""
     return [f"{source} was made with other weights than {model!r} has{other}: tokens will differ"]
 
 

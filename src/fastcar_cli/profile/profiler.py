@@ -91,7 +91,7 @@ def plan_steps(
         layers = min(layers, 1 + (free - one.needed) // (two.needed - one.needed))
     if layers < 1:
         hint = ("use a smaller ", Key("seq"), ", fewer ", Key("rows"), ", or ", Key("dtype"), " bfloat16")
-        said = f"{one.arithmetic()} = {gib(one.needed)}, {gib(free)} may be used"
+        said = f"{one.arithmetic()} = {gib(one.needed)}, but {gib(free)} are free"
         raise RequestError(f"one layer at {longest} tokens does not fit: {said}", hint=hint)
     chosen = plan(layers)
     # The machine is measured first, in memory that is freed before the model is made.

@@ -30,7 +30,7 @@ def parse_metrics(text: str | None, lpips: Path | None) -> tuple[str, ...]:
         hint = (Key("lpips_weights"), " PATH: torchvision's AlexNet or VGG16 state dict (alexnet-owt-7be5be79.pth)")
         raise RequestError(said, key="metrics", value="lpips", hint=hint)
     if lpips is not None and "lpips" not in chosen:
-        raise RequestError(("lpips is not among ", Key("metrics")), key="lpips_weights", hint="add it there")
+        raise RequestError(("lpips is not among ", Key("metrics")), key="lpips_weights", hint="add it to them")
     return tuple(n for n in NAMES if n in chosen)
 
 
@@ -51,7 +51,7 @@ class Scorer:
         for name, least in (("ssim", SSIM_WINDOW), ("ms-ssim", GAUSS)):
             if name in self.names and min(height, width) < least:
                 rest = ",".join(n for n in self.names if n not in ("ssim", "ms-ssim")) or "psnr"
-                said = f"needs frames of {least} x {least} pixels, the model's have {height} x {width}"
+                said = f"needs frames of {least} x {least} pixels or more, but the model makes {height} x {width}"
                 raise RequestError(said, key="metrics", value=name, hint=("use ", Key("metrics"), f" {rest}"))
         if self.lpips is not None:
             load_lpips(self.lpips)

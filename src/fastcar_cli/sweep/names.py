@@ -34,7 +34,7 @@ def check_names(prompts: Sequence[str], seeds: int, fps: int) -> list[str]:
         if set(prompt) & set("/\0") or (sys.platform == "win32" and refused_on_windows(f"{prompt}-0.mp4")):
             raise refused(f"the prompt {prompt!r} can't be a file name")
         if len(os.fsencode(f"{prompt}-{seeds - 1}.mp4")) > _LONGEST:
-            raise refused(f"a file name has at most {_LONGEST} bytes, the prompt {prompt[:60]!r}... is longer")
+            raise refused(f"a file name has at most {_LONGEST} bytes, but the prompt {prompt[:60]!r}... is longer")
     few = [f"VBench needs {SAMPLES} videos per prompt for most dimensions; use seeds 0-4"]
     return few if seeds < SAMPLES else []
 

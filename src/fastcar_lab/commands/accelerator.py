@@ -16,7 +16,7 @@ def broadcast(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Print what it costs cores to share a stream of weights, for each scheme, at three replay ratios."""
+    """Print the cost of sharing a stream of weights between cores, per scheme, at three replay ratios."""
     from fastcar_lab.accelerator.broadcast import tables
 
     for line in tables(presets or ()):
@@ -36,7 +36,7 @@ def accelerators(
     folder: Annotated[Path, typer.Argument(help="Where accelerators.md and accelerators.csv are written.")],
     debug: Debug = False,
 ) -> None:
-    """Predict published accelerators from their data sheets, and write the table of docs/data."""
+    """Predict published accelerators from their data sheets, and write accelerators.md."""
     from fastcar_lab.accelerator.points import write
 
     for file in write(folder):
@@ -47,7 +47,7 @@ def readings(
     limit: Annotated[float, typer.Option(help="Largest error of a row that is fitted.", min=0, max=1)] = 0.015,
     debug: Debug = False,
 ) -> None:
-    """List the numbers of cores and rows with which a formula fits the published latencies, best first."""
+    """List the numbers of cores and rows for which a formula fits the published latencies, best fit first."""
     from fastcar_lab.accelerator.readings import lines
 
     for line in lines(limit):
@@ -62,7 +62,7 @@ def rtl_decoded(
     seed: Annotated[int, typer.Option(help="Seed of the codes.", min=0)] = 0,
     debug: Debug = False,
 ) -> None:
-    """Compare every number of the SystemVerilog arithmetic with a decode."""
+    """Compare every number that the SystemVerilog arithmetic computes with the same number in a decode."""
     from fastcar_fpga.preset import load_preset
     from fastcar_lab.accelerator.decoded import hold
 

@@ -85,7 +85,7 @@ def store(
     whole: Annotated[list[str] | None, typer.Option(help="Beginning of names that stay float16; repeat it.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Store a model folder in smaller files, as the bundled models are."""
+    """Store a model folder in smaller files, in the format of the bundled models."""
     from fastcar_lab import storage
 
     before, after = storage.store(model, output, base, fine or (), whole or ())
@@ -122,7 +122,7 @@ def conversion_error(
     frames: Annotated[int, typer.Option(help="Frames that are decoded.", min=1)] = 2,
     debug: Debug = False,
 ) -> None:
-    """Measure the error of each format at every step on the same codes, and print a line of JSON per format."""
+    """Measure the error of each weight format, step by step on the same codes, and print a JSON line per format."""
     from fastcar_lab.conversion_error import PROMPTS, compare
 
     for line in compare(model, folders or (), prompt or PROMPTS, frames, fpga or ()):

@@ -54,7 +54,7 @@ def claims(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Measure the paper's claims on other models, and write data, plots and a page; the same command resumes."""
+    """Measure the paper's claims on other models, and write data, plots and a page; rerun to resume."""
     from rich.text import Text
 
     from fastcar_cli.cli.render import Results, console, note, progress

@@ -25,7 +25,7 @@ def train(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder of checkpoints, logs and the model.")],
     stage: Annotated[
         list[str] | None,
-        typer.Option(help="Stage: tokenizer, base, replay or export; repeatable. [default: all, in this order]"),
+        typer.Option(help="Stage: tokenizer, base, replay or export; repeat for more. [default: all, in this order]"),
     ] = None,
     world: Annotated[str, typer.Option(help="Model to train: mini, table or table-actions.")] = "mini",
     tokenizer: Annotated[
@@ -36,17 +36,17 @@ def train(
     ] = None,
     tokenizer_steps: Annotated[
         int | None,
-        typer.Option(help="Steps of the tokenizer. [default: 12000; table: 7000 per half; table-actions: 6400]", min=1),
+        typer.Option(help="Steps of stage tokenizer. [default: 12000; table: 2 x 7000; table-actions: 6400]", min=1),
     ] = None,
     base_steps: Annotated[
-        int | None, typer.Option(help="Steps of the base. [default: 6000; table: 10600; table-actions: 4000]", min=1)
+        int | None, typer.Option(help="Steps of stage base. [default: 6000; table: 10600; table-actions: 4000]", min=1)
     ] = None,
     replay_steps: Annotated[
-        int | None, typer.Option(help="Steps of replay. [default: 8500; table: 2600; table-actions: 3000]", min=1)
+        int | None, typer.Option(help="Steps of stage replay. [default: 8500; table: 2600; table-actions: 3000]", min=1)
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(help="Save a checkpoint and stop after this wall time; the same command resumes.", min=0.0),
+        typer.Option(help="Save a checkpoint and stop after this many minutes; rerun to resume.", min=0.0),
     ] = None,
     batch: Annotated[
         int | None, typer.Option(help="Videos per step. [default: 4; table: 16 short clips; table-actions: 32]", min=1)
@@ -66,7 +66,7 @@ def train(
     threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1, max=1024)] = None,
     debug: Debug = False,
 ) -> None:
-    """Train a bundled model from scratch; the same command resumes from the last checkpoint."""
+    """Train a bundled model from scratch; rerun to resume from the last checkpoint."""
     one_of("--world", world, worlds.names())
     given = [flag for flag, value in (("--tokenizer", tokenizer), ("--model", model)) if value is not None]
     chosen = stage or [name for name in STAGES if not given or name != "tokenizer"]

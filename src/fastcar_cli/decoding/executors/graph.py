@@ -61,7 +61,7 @@ def obstacle(batch: Batch) -> str | None:
     """Why a step of this batch can't be one CUDA graph; None if it can."""
     device = batch.model.device
     if device.type != "cuda":
-        return f"the device is {device.type}, a graph needs cuda"
+        return f"the device is {device.type}, but a CUDA graph needs cuda"
     if not installed():
         return "triton is not installed"
     most = row_limit(batch.model)
@@ -71,7 +71,7 @@ def obstacle(batch: Batch) -> str | None:
         (batch.draws.keep_logits, "logits are requested"),
         (batch.settings.kv_dtype != "auto", f"keys and values are {batch.settings.kv_dtype}"),
         (batch.settings.rule.target is not None, "for a target replay ratio the host sets thresholds while decoding"),
-        (batch.draws.tokens < 2, "there is one token only"),
+        (batch.draws.tokens < 2, "the video has only one token"),
     )
     return next((why for hit, why in rules if hit), None)
 

@@ -32,7 +32,7 @@ PREFILL_PASS = 256
 def obstacle(model: Network) -> str | None:
     """Why the native kernels can't run this model here; None if they can."""
     if model.device.type != "cpu":
-        return f"native kernels are for the CPU, the model is on {model.device}"
+        return f"native kernels run on the CPU, but the model is on {model.device}"
     if model.dtype not in (torch.float32, torch.bfloat16):
         return f"native kernels do not support dtype {str(model.dtype).removeprefix('torch.')}"
     return native.unavailable()

@@ -170,7 +170,7 @@ class PlacementTokenizer(PhraseTokenizer):
         if self.layouts and not 0 < count <= self._most:
             said = f"{count} objects" if count else "no object"
             unknown = f"it does not know {', '.join(reading.unknown)}; " if reading.unknown else ""
-            said = f"the prompt {text!r} names {said}, the model {model!r} draws 1 to {self._most}"
+            said = f"the prompt {text!r} names {said}, but the model {model!r} draws 1 to {self._most}"
             raise RequestError(said, hint=f"{unknown}objects: {', '.join(self.things)}")
         if (said := " ".join(self._planned(tokens))) != " ".join(tokens):
             unplaced = " ".join(tokens)

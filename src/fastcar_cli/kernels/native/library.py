@@ -32,7 +32,7 @@ def open_library() -> ctypes.CDLL | str:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as e:
-        return f"the native kernels can't be loaded, perhaps since the library is for another system: {e}{_OTHER_WHEEL}"
+        return f"the native kernels can't be loaded, perhaps because they are for another system: {e}{_OTHER_WHEEL}"
     library.fastcar_instruction_set.argtypes = library.fastcar_kernels.argtypes = [ctypes.c_int64]
     library.fastcar_instruction_set.restype = library.fastcar_sources.restype = ctypes.c_char_p
     library.fastcar_kernels.restype = ctypes.POINTER(STRUCTS.Kernels)
@@ -70,7 +70,7 @@ def instruction_set() -> str:
     names = instruction_sets()
     wanted = os.environ.get("FASTCAR_KERNELS_ISA") or names[0]
     if wanted not in names:
-        hint = "unset it to use the best one; plain torch needs none of them: --set runtime.executor=torch"
+        hint = "unset the variable, or decode in plain torch with --set runtime.executor=torch"
         raise UnknownInstructions(f"FASTCAR_KERNELS_ISA={wanted}: allowed here: {', '.join(names)}", hint=hint)
     return wanted
 

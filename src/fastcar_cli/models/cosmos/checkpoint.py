@@ -130,7 +130,7 @@ class CosmosCheckpoint(Released):
         tokenizer = read_tokenizer_spec(beside)
         if codes != tokenizer.codes:
             place = f"weights file {folder / MODEL}, key 'output.weight'"
-            raise RequestError(f"{place}: {codes} rows, the tokenizer {beside} has {tokenizer.codes} codes")
+            raise RequestError(f"{place}: {codes} rows, but the tokenizer {beside} has {tokenizer.codes} codes")
         return CosmosSpec(folder.resolve().name or "cosmos", FRAMES, FPS, decoder, tokenizer)
 
     def components(self, network: Network) -> list[Component]:
@@ -234,7 +234,7 @@ def read_tokenizer_spec(folder: Path) -> CausalVideoSpec:
     down = _levels(encoder, "encoder.down", "downsample.conv1", "downsample.conv2")
     up = _levels(decoder, "decoder.up", "upsample.conv2", "upsample.conv1")
     if any(sum(getattr(a, by) for a in down) != sum(getattr(a, by) for a in up) for by in ("space", "time")):
-        raise RequestError(f"{folder}: encoder.jit and decoder.jit are of different tokenizers")
+        raise RequestError(f"{folder}: encoder.jit and decoder.jit belong to different tokenizers")
     cube = _shape(encoder, "encoder.conv_in.0")[1] / COLOURS
     if (dimensions := encoder.of(_LEVELS, 1)[0]) > 64:
         raise RequestError(f"weights file {encoder.path}, key {_LEVELS!r}: {dimensions} numbers, expected at most 64")

@@ -50,7 +50,7 @@ class LlamaTokenizer:
             raise RequestError(f"tokenizer file {file} has no begin-of-sentence token")
         self._start = _added(folder, vocab)
         if count > vocab:
-            raise RequestError(f"tokenizer file {file} has {count} pieces, the embedding table {vocab} rows")
+            raise RequestError(f"tokenizer file {file} has {count} pieces, but the embedding table has {vocab} rows")
 
     def encode(self, prompt: str) -> tuple[int, ...]:
         """Ids of a prompt; an empty one gives the unconditional row."""
@@ -98,5 +98,5 @@ def _added(folder: Path, vocab: int) -> int:
     except (KeyError, TypeError):
         raise RequestError(f"{file}: has no token '<vi_start>'") from None
     if start != expected:
-        raise RequestError(f"{file}: key '<vi_start>' is {start!r}, the embedding table has its row at {expected}")
+        raise RequestError(f"{file}: key '<vi_start>' is {start!r}, but the embedding table has it at {expected}")
     return expected
