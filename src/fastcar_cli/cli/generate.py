@@ -92,7 +92,7 @@ def _settings(asked: GenerateOptions, flags: Flags) -> tuple[RunConfig, dict[str
     if "replay.tau" in flags and "replay.ratio" in flags:
         raise RequestError(
             f"--tau {flags['replay.tau']} and --replay-ratio {flags['replay.ratio']:g} can't be used together",
-            hint="with --replay-ratio a controller chooses tau",
+            hint="leave one of them out; with --replay-ratio a controller sets tau",
         )
     overrides = asked.set_ or []
     if asked.earlier is None:

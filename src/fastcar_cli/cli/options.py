@@ -32,7 +32,7 @@ a_model = words([*BUNDLED, *REPOSITORIES])
 FORMATS = ("table", "json", "csv", "md")
 
 ConfigFile = Annotated[
-    str | None, typer.Option("--config", help="Name of a preset, or a YAML file.", autocompletion=words(presets))
+    str | None, typer.Option("--config", help="Configuration: a preset or a YAML file.", autocompletion=words(presets))
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -101,7 +101,7 @@ class VideoOptions(Options):
 class GenerateOptions(VideoOptions):
     """Options of `generate`."""
 
-    truth: bool = typer.Option(False, "--truth", help="Show true beside predicted frames, and report the errors.")
+    truth: bool = typer.Option(False, "--truth", help="Show true and predicted frames side by side; report errors.")
     example: bool = typer.Option(False, "--example", help="Use the bundled model's example prompt or clip.")
     seeds: str | None = typer.Option(None, help="Seeds for every prompt, such as 0-3 or 0,5,7. [default: one seed]")
     keep_going: bool = typer.Option(

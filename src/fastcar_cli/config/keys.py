@@ -144,7 +144,7 @@ class DraftKeys(Section):
         None,
         "draft length: maximum number of input tokens of a video in one pass",
         flag="--draft-window",
-        unset="16 or fewer",
+        unset="16, or all tokens of a frame if fewer",
         common=True,
         ge=1,
         le=1024,

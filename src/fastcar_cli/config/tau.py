@@ -62,7 +62,7 @@ class Tau:
             return self.values * layers
         if len(self.values) != layers:
             said = f"{len(self.values)} values, but the model has {layers} layers"
-            raise RequestError(said, key="tau", hint="give one for all layers, or one per layer")
+            raise RequestError(said, key="tau", hint="give one value for all layers, or one per layer")
         return self.values
 
     def plain(self, off: str | None = None) -> Plain | list[Plain]:

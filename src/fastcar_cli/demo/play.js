@@ -134,6 +134,6 @@ at("new-seed").addEventListener("click", () => order("reset", { seed: /^\d+$/.te
 at("change").addEventListener("submit", (event) => { event.preventDefault(); order("change", { tau: at("tau").value, draft: at("draft").value }); });
 at("show-map").addEventListener("change", drawMap);
 at("title").textContent = MODEL.name;
-at("how").textContent = PAIR ? "Arrow keys or W A S D steer, or press on the frame; without a key the action is zero." : MODEL.words ? `${MODEL.words}; without a key the robot rests.` : "A slider for each number of the action.";
-at("footer").textContent = `fastcar ${DATA.version} on this machine; the address works here only. Ctrl-C in the terminal ends it and saves the session.`;
+at("how").textContent = PAIR ? "Steer with the arrow keys, with W A S D, or by pressing on the frame. Without a key the action is zero." : MODEL.words ? `${MODEL.words}; without a key the robot rests.` : "Each slider sets one number of the action.";
+at("footer").textContent = `fastcar ${DATA.version} on this machine; the address works here only. Ctrl-C in the terminal ends fastcar and saves the session.`;
 follow();

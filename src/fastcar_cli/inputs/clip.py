@@ -145,7 +145,7 @@ def _actions(path: Path, wanted: Wanted, actions: Path | None) -> Rows:
     if has_actions(path, wanted.parts):
         return actions_in(path, width, wanted.indices, wanted.parts)
     needed = f"{width} numbers for each of {wanted.frames} frames except the last"
-    hint = Key("actions"), " FILE (.npz, .npy, .csv, .tsv or .json)"
+    hint = "give ", Key("actions"), " FILE (.npz, .npy, .csv, .tsv or .json)"
     raise RequestError(f"the model {wanted.model!r} needs actions: {needed}", hint=hint)
 
 

@@ -28,7 +28,7 @@ class ClipFiles:
         """Raise RequestError for missing files and contradictions, before a model is loaded."""
         if len(self.actions) not in (0, 1, len(self.files)):
             said = f"{len(self.actions)} files for {len(self.files)} inputs"
-            raise RequestError(said, key="actions", hint="give one for all inputs, or one per input")
+            raise RequestError(said, key="actions", hint="give one file for all inputs, or one per input")
         for option, files, kind in (("input", self.files, "file or folder"), ("actions", self.actions, "file")):
             for file in files:
                 if not file.exists():

@@ -42,7 +42,7 @@ def resolve(model: LoadedModel, config: RunConfig) -> RunConfig:
     _check_frames(model.name, spec, frames, policy == "roll")
     if policy == "roll" and decoded_frames(spec, frames) > segment_of(spec):
         if config.backend.name == "fpga-sim":
-            said, hint = "the emulated accelerator does not roll contexts", (Key("context_policy"), " stop")
+            said, hint = "the emulated accelerator does not roll contexts", ("use ", Key("context_policy"), " stop")
             allowed = f"at most {min(spec.frames, spec.longest)}"
             raise RequestError(said, key="frames", value=config.generation.frames, allowed=allowed, hint=hint)
         if segment_of(spec) < 1 + (not spec.layout.prompt_frames):

@@ -27,7 +27,7 @@ def parse_metrics(text: str | None, lpips: Path | None) -> tuple[str, ...]:
     chosen = (*DEFAULT, *(["lpips"] if lpips else [])) if text is None else parse_names("metrics", text, NAMES)
     if "lpips" in chosen and lpips is None:
         said = "needs a file with its network's weights; fastcar downloads none"
-        hint = (Key("lpips_weights"), " PATH: torchvision's AlexNet or VGG16 state dict (alexnet-owt-7be5be79.pth)")
+        hint = ("add ", Key("lpips_weights"), " FILE: torchvision's AlexNet (alexnet-owt-7be5be79.pth) or VGG16")
         raise RequestError(said, key="metrics", value="lpips", hint=hint)
     if lpips is not None and "lpips" not in chosen:
         raise RequestError(("lpips is not among ", Key("metrics")), key="lpips_weights", hint="add it to them")
@@ -70,6 +70,6 @@ class Scorer:
                 means[key] = float(np.mean(known)) if known else None
             if not all(x is None or math.isfinite(x) for x in values):
                 said = "returned values that are not finite"
-                raise RunError(said, key="metrics", value=name, hint="are its weights damaged?")
+                raise RunError(said, key="metrics", value=name, hint="check the weights file")
             frames[key] = list(values)
         return means, frames

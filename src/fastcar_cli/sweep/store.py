@@ -46,7 +46,7 @@ class Finding:
 @contextlib.contextmanager
 def master(folder: Path) -> Iterator[None]:
     """Hold the lock of what a folder's shards share (grid, tables), for a short time. Raises RunError."""
-    busy = RunError(f"another process has locked {folder / LOCK} for two minutes", hint="is another sweep stuck?")
+    busy = RunError(f"another process has locked {folder / LOCK} for two minutes", hint="end it if it is stuck")
     with locked(folder / LOCK, busy, seconds=120):
         yield
 
@@ -66,7 +66,7 @@ def lock_folder(folder: Path, shard: tuple[int, int] | None = None) -> Iterator[
                 holder = "another process"
                 with contextlib.suppress(OSError, ValueError):
                     holder = file_text(other.with_name(f"{other.name}.txt"))
-                busy = f"{folder}: another sweep runs there: {holder}"
+                busy = f"{folder}: another sweep runs in this folder: {holder}"
                 lock = locked(other, RequestError(busy, hint="wait for it, or name another folder"))
                 if other == mine:
                     held.enter_context(lock)
@@ -105,7 +105,7 @@ class Store:
         strangers = [p.name for p in folder.iterdir() if not p.name.startswith(".") and p.name != "cells"]
         if strangers and not store.file.exists() and not any(store.cells_folder.iterdir()):
             store.cells_folder.rmdir()
-            raise RequestError(f"{folder}: is not a sweep and not empty ({min(strangers)})", hint="name a new folder")
+            raise RequestError(f"{folder}: is not a sweep, but has files ({min(strangers)})", hint="name a new folder")
         return store
 
     def claim(self, fingerprint: dict[str, Any], grid: Grid) -> None:

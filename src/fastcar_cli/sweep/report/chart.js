@@ -74,7 +74,7 @@ function drawChart() {
   }
   box.replaceChildren(root);
   const hidden = CURVED.filter((row) => !points.some((p) => p.row === row)).length;
-  if (hidden) box.append(h("p", { class: "sub" }, `Not shown: ${hidden} without a value (the PSNR of identical videos is infinite).`));
+  if (hidden) box.append(h("p", { class: "sub" }, `Not shown: ${hidden} setting${hidden === 1 ? "" : "s"} without a value (the PSNR of identical videos is infinite).`));
 }
 
 function startChart() {

@@ -12,7 +12,7 @@ function startTop() {
   at("headline").textContent = !CELLS.length ? "No video is finished yet"
     : !row ? `${MODEL.name}: dense decoding only`
     : !has(row.speedup) ? `${MODEL.name} at ${settingText(row)}`
-    : good ? `${MODEL.name} decodes ${times(row.speedup)} as fast at ${settingText(row)}` : `${MODEL.name}: no setting is faster and keeps the quality`;
+    : good ? `${MODEL.name} decodes ${times(row.speedup)} as fast as dense at ${settingText(row)}` : `${MODEL.name}: no setting is faster and keeps the quality`;
   if (row) {
     const parts = [`${percent(row.replay_ratio)} of all MLPs replayed`];
     if (has(row.speedup)) parts.push(`speed-up ${times(row.speedup)}`);
@@ -25,7 +25,7 @@ function startTop() {
     count(new Set(CELLS.map((c) => c.seed)), "seed"), machine.device || machine.cpu].filter(Boolean).join(" · ");
   const r = DATA.report, lost = r.missing.length ? ` ${r.missing.length} could not be read.` : "";
   if (CELLS.some((c) => c.video && !VIDEOS[c.id])) {
-    at("facts").after(h("p", { class: "note", id: "embedded" }, `${r.embedded} of ${CELLS.length} videos are embedded (${megabytes(r.embedded_bytes)}; the limit is ${megabytes(r.limit_bytes)}): one seed of every prompt first, and of these the dense one and those at the knee first. The others lie in the folder cells beside this file.${lost}`));
+    at("facts").after(h("p", { class: "note", id: "embedded" }, `${r.embedded} of ${CELLS.length} videos are embedded (${megabytes(r.embedded_bytes)}; the limit is ${megabytes(r.limit_bytes)}): first one seed of every prompt, beginning with its dense video and its videos at the knee. The other videos are in the folder cells beside this file.${lost}`));
   }
 }
 
@@ -42,7 +42,7 @@ function drawTable() {
 
 startTop();
 at("how").textContent = JSON.stringify({ config: DATA.config, machine: DATA.machine, model: MODEL, plan: DATA.plan }, null, 2);
-at("footer").textContent = `Written by fastcar ${DATA.version || ""}. Nothing is loaded from a network. The same numbers and more: results.csv, results.json.`;
+at("footer").textContent = `Written by fastcar ${DATA.version || ""}. This page loads nothing from a network. results.csv and results.json contain these and further numbers.`;
 if (!CELLS.length) for (const section of document.querySelectorAll("section")) section.remove();
 else {
   startChart();
