@@ -36,7 +36,7 @@ def test_the_description_keeps_the_words_of_the_readme(project: dict[str, Any]) 
     text = _described(project)
     assert text.startswith("# fastcar\n")
     for words in (
-        "one forward pass verifies several of them",
+        "one forward pass verifies several guesses",
         "quickstart, many videos",
         "## How fast",
         "| bundled |",
