@@ -15,7 +15,7 @@ import torch
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
-from fastcar_cli.errors import FastcarError, Key, RequestError
+from fastcar_cli.errors import FastcarError, Key, RequestError, Text
 from fastcar_cli.inputs.prompt import PromptReader
 from fastcar_cli.models.clip_reader import ClipReader
 from fastcar_cli.models.network import FramesNetwork, Network, Spec
@@ -48,7 +48,7 @@ def no_such_dtype(dtype: str, allowed: Collection[str]) -> RequestError:
     """The error for an unsupported weight format."""
     if len(allowed) == 1:
         said = f"the model was converted and has only {', '.join(allowed)} weights"
-        hint = "leave out ", Key("dtype"), ", or convert the original model to this format with fastcar convert"
+        hint: Text = "leave out ", Key("dtype"), ", or convert the original model to this format with fastcar convert"
         return RequestError(said, key="dtype", value=dtype, hint=hint)
     if dtype == "int4":
         hint = "convert it: fastcar convert MODEL -o FOLDER --dtype int4"
