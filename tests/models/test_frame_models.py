@@ -297,7 +297,7 @@ def test_names_of_attention_in_older_files(acting: Path, tmp_path: Path) -> None
     [
         ("a red ball", "takes frames, not text"),
         (Clip(clip()[0], None), "no actions, but the model 'acting' takes 3 numbers per frame"),
-        (Clip(clip()[0], moves(width=2)[0]), r"actions have shape \[4, 2\], the model 'acting' takes 3 numbers"),
+        (Clip(clip()[0], moves(width=2)[0]), r"actions have shape \[4, 2\], but the model 'acting' takes 3 numbers"),
         (Clip(clip()[0], moves(2)[0]), "2 actions, but 4 frames need at least 3"),
         (Clip(clip(0)[0], moves()[0]), "0 frames, but the model 'acting' continues from 1"),
         (
