@@ -171,7 +171,8 @@ class Part(Entry):
     @model_validator(mode="after")
     def _whole(self) -> Part:
         if self.width * self.burst % 8 or self.row % self.burst_bytes:
-            raise ValueError(f"row is {self.row}, expected whole bursts of {self.width} bit x {self.burst} / 8 bytes")
+            burst = f"{self.width} bits x {self.burst} transfers = {self.width * self.burst / 8:g} bytes"
+            raise ValueError(f"row is {self.row} bytes, expected a multiple of a burst ({burst}, which must be whole)")
         return self
 
     @property

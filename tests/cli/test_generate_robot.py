@@ -197,7 +197,7 @@ def test_folders_that_are_not_a_model(folder: Path, tmp_path: Path) -> None:
     refused("has no tokenizer beside it")
     refused("is the folder of a tokenizer, not of a model", frame)
     refused(
-        "'vocab_size' is 498, expected 738: 240 codes of a context frame, 240 of others, 256 bins and 2",
+        "'vocab_size' is 498, expected 738: 240 codes of a context frame, 240 of any other, 256 bins, bos and eos",
         tokenizer=context,
     )
     refused("is not the folder of a tokenizer", tokenizer=tmp_path)

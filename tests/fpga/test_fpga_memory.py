@@ -153,7 +153,7 @@ def _file(tmp_path: Path, change: Any) -> str:
         (lambda d: d["timing"].update(tCCD_L=0), "key 'timing.tCCD_L' is 0"),
         (lambda d: d["timing"].update(tREFI=1e9), "key 'timing.tREFI' is 1000000000.0"),
         (lambda d: d.update(rate=1e9), "key 'rate' is 1000000000.0"),
-        (lambda d: d.update(burst=4096), "row is 8192, expected whole bursts of 64 bit x 4096 / 8 bytes"),
+        (lambda d: d.update(burst=4096), "row is 8192 bytes, expected a multiple of a burst (64 bits x 4096 transfers"),
     ],
 )  # fmt: skip
 def test_a_part_without_a_timing_is_refused(tmp_path: Path, change: Any, message: str) -> None:

@@ -319,7 +319,7 @@ def test_what_does_not_fit_is_named() -> None:
         run(x, cos, sin, at, mask=torch.ones(2, 3, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"token 0 of the table, \[40, 21, .*lies outside of 40 slots"):
         run(x, cos, sin, Slots(40, 21, 17, 20))
-    with pytest.raises(ValueError, match=r"tokens \[4, 4\] and 0 more each: there are 4, 1 per pass"):
+    with pytest.raises(ValueError, match=r"1 tokens from \[4, 4\]: per pass a row takes 1 to 1 of tokens 0 to 3"):
         run(x, cos, sin, at, position=4)
     with pytest.raises(ValueError, match="both or neither"):
         run(x, cos, sin, at, scores=torch.zeros(2, 2))

@@ -1,7 +1,6 @@
 """Folders written by `fastcar convert`: weights as the kernels read them, memory-mapped and never copied.
 
-config.json describes the network; safetensors shards hold its parameters; the files of LLaMA's tokenizer are copied
-if the model uses it.
+config.json describes the network; safetensors shards hold its parameters; LLaMA's tokenizer is copied if it is used.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def fpga(
         0.0, help="Probability that the rows of a pair share a random decision.", min=0, max=1
     ),
     profile: Literal["flat", "valley"] = typer.Option(
-        "flat", help="Replay ratio by layer of random decisions: flat, or valley (lowest in the middle layers)."
+        "flat", help="How the random replay ratio varies over the layers: flat, or valley (lowest in the middle)."
     ),
     seed: int = typer.Option(0, help="Seed of random decisions.", min=0, max=2**63 - 1),
     table: bool = typer.Option(
@@ -58,7 +58,7 @@ def fpga(
     for asked, others, why in (
         (table, "table preset as_json", "with --table, which emulates the published runs"),
         (drafts, "drafts preset rows as_json", "with --drafts, which has the shape of the published runs"),
-        (trace, "trace preset window sinks explain report as_json", "with FILE, since it is for random decisions"),
+        (trace, "trace preset window sinks explain report as_json", "with FILE: only random decisions use it"),
     ):
         if asked:
             refuse_all_but(ctx, tuple(others.split()), why)
@@ -119,7 +119,8 @@ def _summary(documents: list[dict[str, Any]], work: Any) -> None:
         f"{first['passes']} passes",
         *("replay", "cycles", "s", "J", "J act.", "dense", "static", "ideal", "busy", "DRS"),
         left=0,
-        caption="J: board power x time. J act.: by activity. dense, static: speedup over them. ideal: limit of dense.",
+        caption="J: board power x time. J act.: energy by activity. dense, static: speedup over dense decoding and "
+        "over a static schedule. ideal: speedup over dense decoding if the work were divided evenly among the cores.",
     )
     for d in documents:
         cost = (_short(d["cycles"]), f"{d['latency_s']:.4g}", _short(d["energy_j"]), _short(d["energy_activity_j"]))
@@ -132,12 +133,11 @@ def _summary(documents: list[dict[str, Any]], work: Any) -> None:
         f"cost of one final token per video, {work.steps / first['passes']:.2f} tokens per pass",
         *("", "cycles", "ms", "mJ", "mJ act.", "against dense"),
         left=0,
-        caption="dense, replay: one token per pass. drafts, both: the passes in FILE. against dense: speedup.",
+        caption="dense, replay: with one token per pass. drafts, both: with FILE's passes. against dense: speedup.",
     )
     costs = first["per_token"]
     for kind, cost in costs.items():
-        milliseconds = first["latency_s"] / first["cycles"] * cost["cycles"] * 1e3
-        millijoules = (f"{cost[key] * 1e3:.4g}" for key in ("energy_j", "energy_activity_j"))
-        faster = f"{costs['dense']['cycles'] / cost['cycles']:.2f}"
-        shown.add_row(kind, _short(cost["cycles"]), f"{milliseconds:.4g}", *millijoules, faster)
+        ms = first["latency_s"] / first["cycles"] * cost["cycles"] * 1e3
+        mj = (f"{cost[key] * 1e3:.4g}" for key in ("energy_j", "energy_activity_j"))
+        shown.add_row(kind, _short(n := cost["cycles"]), f"{ms:.4g}", *mj, f"{costs['dense']['cycles'] / n:.2f}")
     Results().print(shown)

@@ -221,8 +221,9 @@ def _drafts(drafts: dict[str, Any]) -> Table:
     table = columns(
         f"drafts at {drafts['seq']:,} tokens of context: passes of W tokens per video, {drafts['kernels']}",
         *("W", "ms", "times one", "pay from", "beat replay from"),
-        caption="times one: ms / ms of W = 1. pay from, beat replay from: share of accepted drafts that makes W faster "
-        f"than W = 1, or than replay of {drafts['replay_ratio']:.0%} ({drafts['replay_speedup']:.2f}x)",
+        caption="times one: time relative to W = 1. pay from: lowest share of accepted drafts at which W is faster "
+        "than W = 1. beat replay from: lowest share at which W is faster than replay of "
+        f"{drafts['replay_ratio']:.0%} ({drafts['replay_speedup']:.2f}x).",
     )
     for line in drafts["windows"]:
         shares = ["" if line["window"] == 1 else "never" if (a := line[k]) is None else f"{a:.0%}"

@@ -184,8 +184,7 @@ class Decode(Batch):
         """Start a new context with the last frames.
 
         If the prompts hold frames, the last frames replace them. Otherwise the prompts stay, and the last half segment
-        is decoded again with its own codes. Rotary positions start from 0 again; the replay cache and what the drafter
-        has measured stay.
+        is decoded again with its own codes. Rotary positions restart at 0; replay cache and drafter measurements stay.
         """
         layout, size, (_, end) = self.model.spec.layout, self.frame, self._segment
         begin = end

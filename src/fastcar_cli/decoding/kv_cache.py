@@ -2,8 +2,7 @@
 
 A token has an index in the padded sequence (visual token t: padded + t) and lies in a slot of memory. Without a window
 the slot is the index. With one, as in StreamingLLM, the first `sinks` tokens of each row's own prompt lie in the first
-slots, the last `window` tokens in a ring after them; a second ring has the keys of a frame for TAS. Keys are stored
-after rotation.
+slots, the last `window` tokens in a ring after them; a second ring has a frame's keys for TAS. All keys are rotated.
 
 Rows may be at different tokens: every call names the token of each row. A token that does not become final is
 undone by what `snapshot` returned before it was appended.

@@ -89,7 +89,7 @@ class LocalHandler(BaseHTTPRequestHandler):
             if not isinstance(form, dict):
                 raise ValueError
         except (ValueError, RecursionError):
-            self.refuse(400, "the request is not a form")
+            self.refuse(400, "the request is not a JSON object")
             return None
         return form
 

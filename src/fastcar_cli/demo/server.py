@@ -147,7 +147,7 @@ class _Handler(LocalHandler):
         if form is None:
             return
         if not all(isinstance(v, str) for v in form.values()):
-            return self.refuse(400, "the request is not a form")
+            return self.refuse(400, "the request has a value that is not a string")
         self.begin(200, "application/x-ndjson")
         if not self.server.busy.acquire(blocking=False):
             return self.line({"error": "another video is being made", "hint": "try again when it is done"})

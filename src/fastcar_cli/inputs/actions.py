@@ -38,8 +38,7 @@ def read_actions(path: Path, width: int, wanted: Sequence[int] | None = None, pa
 
     width: numbers per action. wanted: indices of the clip's S frames in the input, ascending. A file with S or S - 1
     rows has a row per frame of the clip. A longer file has a row per frame of the input, and the rows `wanted` are
-    used. The last frame's action may be missing and is then zero. parts: names of the numbers. Raises RequestError if
-    the file does not fit.
+    used. A missing last action is zero. parts: names of the numbers. Raises RequestError if the file does not fit.
     """
     if not path.is_file():
         kind = "is a pipe or a device" if path.exists() else "there is no such file"

@@ -228,8 +228,7 @@ class QuantisedLinear(nn.Module):
     """A linear layer whose weight is stored as numbers and scales of a format; `bias` stays in floats.
 
     `forward` dequantises the weight in each call, unless `multiplied_by` sets another product. On a CPU bfloat16 is
-    multiplied in float32, which is faster without bfloat16 instructions. Raises ValueError if groups don't divide the
-    inputs.
+    multiplied in float32 (faster without bfloat16 instructions). Raises ValueError if groups don't divide the inputs.
     """
 
     weight: Tensor

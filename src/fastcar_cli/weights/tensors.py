@@ -93,7 +93,8 @@ class _Bin:
             if isinstance(e, pickle.UnpicklingError):
                 named = f": {foreign[1]}" if (foreign := re.search(r"GLOBAL (\S+)", str(e))) else ""
                 raise RequestError(
-                    f"weights file {self.path} holds objects other than tensors{named}; fastcar did not run its code",
+                    f"weights file {self.path} holds objects other than tensors{named}; fastcar did not load it, "
+                    "because loading such objects can run code",
                     hint="download the file from the model's own page",
                 ) from None
             raise _damaged(self.path, RuntimeError(re.split(r"\. |\n", str(e))[0])) from None
@@ -151,8 +152,8 @@ def weight_files(
                     files = sorted({str(name) for name in read_json(index)["weight_map"].values()})
                 except (KeyError, TypeError, AttributeError) as e:
                     raise RequestError(f"{index} can't be read: {type(e).__name__} {e}") from None
-                if foreign := [name for name in files if Path(name).name != name]:
-                    raise RequestError(f"{index}: key 'weight_map' names {foreign[0]!r}, expected a file name")
+                if paths := [name for name in files if Path(name).name != name]:
+                    raise RequestError(f"{index}: key 'weight_map' names {paths[0]!r}, expected a file in this folder")
                 return [folder / name for name in files]
             if (folder / f"{stem}{suffix}").is_file():
                 return [folder / f"{stem}{suffix}"]

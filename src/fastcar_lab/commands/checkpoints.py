@@ -122,7 +122,7 @@ def conversion_error(
     frames: Annotated[int, typer.Option(help="Frames that are decoded.", min=1)] = 2,
     debug: Debug = False,
 ) -> None:
-    """Measure the error of each weight format, step by step on the same codes, and print a JSON line per format."""
+    """Decode prompts in float32, run each weight format on these codes, and print its error as a line of JSON."""
     from fastcar_lab.conversion_error import PROMPTS, compare
 
     for line in compare(model, folders or (), prompt or PROMPTS, frames, fpga or ()):

@@ -114,7 +114,7 @@ def draft_cost(
     form: Format = "table",
     debug: Debug = False,
 ) -> None:
-    """Measure the delay by `auto` drafts until the first token, and in a decode whose drafts are all wrong."""
+    """Measure how much `auto` drafts delay the first token, and how much they slow decoding if all are wrong."""
     from fastcar_lab.bench.draft_cost import measure
     from fastcar_lab.bench.render import watched
     from fastcar_lab.claims.prompts import prompts_for

@@ -206,9 +206,9 @@ class DecoderPass:
         the mean) is greater. None: nothing replays. keys_only: compute keys and values of a single block and leave x
         as it is. Returns the seconds spent in MLP branches.
         """
-        step, count = self._step, x.shape[1]
-        if not (min(tokens) >= 0 and max(tokens) + count <= self._end and 1 <= count <= self._most):
-            raise ValueError(f"tokens {tokens} and {count - 1} more each: there are {self._end}, {self._most} per pass")
+        step, count, most, end = self._step, x.shape[1], self._most, self._end
+        if not (min(tokens) >= 0 and max(tokens) + count <= end and 1 <= count <= most):
+            raise ValueError(f"{count} tokens from {tokens}: per pass a row takes 1 to {most} of tokens 0 to {end - 1}")
         if (scores is None) != (replayed is None):
             raise ValueError("scores and replayed: both or neither")
         if thresholds is not None and (scores is None or not self._replays):

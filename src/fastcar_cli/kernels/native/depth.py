@@ -152,7 +152,7 @@ class CodeDraw:
         """
         (videos, tokens, depth), draw, count = self._shape, self._draw, hidden.shape[1]
         if not (min(first) >= 0 and max(first) + count <= tokens and 1 <= count <= self._most):
-            raise ValueError(f"tokens {first} and {count - 1} more each: there are {tokens}, {self._most} per call")
+            raise ValueError(f"{count} tokens from {first}: a call takes 1 to {self._most} of tokens 0 to {tokens - 1}")
         latent = torch.empty(videos, count, self._latent)
         logits = torch.empty(depth, videos, count, self._logits) if keep_logits else None
         self._first[:], self._top_p[: videos * count] = first, top_p

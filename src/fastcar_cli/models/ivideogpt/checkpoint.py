@@ -131,7 +131,7 @@ class IVideoGPTCheckpoint(LlamaCheckpoint):
         )
         decoder = read_decoder(files["transformer"])
         if decoder.vocab != tokenizer.vocabulary:
-            needed = f"{tokenizer.vocabulary}: num_vq_embeddings + num_dyn_embeddings + 2 of the tokenizer"
+            needed = f"{tokenizer.vocabulary}: the tokenizer's num_vq_embeddings + num_dyn_embeddings, plus 2"
             raise wrong(files["transformer"], "vocab_size", decoder.vocab, needed)
         return IVideoGPTSpec(
             name=self.folder.resolve().name or "ivideogpt",

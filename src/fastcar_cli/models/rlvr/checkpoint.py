@@ -84,8 +84,8 @@ class RLVRCheckpoint(LlamaCheckpoint):
             spec = _spec("", decoder, read_tokenizer(folder / "config.json"))
             if spec.vocabulary == decoder.vocab:
                 return {"tokenizer": folder, "transformer": self.folder}
-            books = f"{spec.tokenizer.codes} codes" + f" of a context frame, {spec.drawn_codes} of others" * spec.multi
-            needed = f"{spec.vocabulary}: {books}, {spec.bins} bins and 2, by the tokenizer {folder}"
+            ids = f"{spec.tokenizer.codes} codes" + f" of a context frame, {spec.drawn_codes} of any other" * spec.multi
+            needed = f"{spec.vocabulary}: {ids}, {spec.bins} bins, bos and eos (tokenizer {folder})"
             misfit = wrong(file, "vocab_size", decoder.vocab, needed)
         if misfit is not None:
             raise misfit
