@@ -278,7 +278,10 @@ def test_folders_that_can_not_be_used(ask: list[object], tmp_path: Path) -> None
     (tmp_path / "file").write_text("x")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
-    for place, said in ((tmp_path / "file" / "d", "can't be made"), (tmp_path / "mine", "not empty")):
+    for place, said in (
+        (tmp_path / "file" / "d", "can't be made"),
+        (tmp_path / "mine", "is not a sweep, but has files"),
+    ):
         done = sweep(*ask, "-o", place)
         assert isinstance(done.exception, RequestError) and said in str(done.exception)
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
