@@ -287,7 +287,7 @@ def test_a_given_code_must_be_one(code: int) -> None:
     toy = ToyDepth()
     given = torch.zeros_like(toy.codes)
     given[1, 0, 2] = code
-    with pytest.raises(ValueError, match=r"given: tokens \[0, 0\], depth 2 has no code of 0 to 49"):
+    with pytest.raises(ValueError, match=r"given: tokens \[0, 0\], depth 2 has a code outside of 0 to 49"):
         toy.native()(random(toy.rows, 1, toy.hidden), [0] * toy.videos, [1.0] * toy.videos, given=given)
 
 
@@ -321,7 +321,7 @@ def test_what_does_not_fit_is_named() -> None:
         run(x, cos, sin, Slots(40, 21, 17, 20))
     with pytest.raises(ValueError, match=r"1 tokens from \[4, 4\]: per pass a row takes 1 to 1 of tokens 0 to 3"):
         run(x, cos, sin, at, position=4)
-    with pytest.raises(ValueError, match="both or neither"):
+    with pytest.raises(ValueError, match="give both or neither"):
         run(x, cos, sin, at, scores=torch.zeros(2, 2))
     toy.keys = toy.keys.mT.contiguous().mT
     with pytest.raises(ValueError, match="keys must be contiguous"):

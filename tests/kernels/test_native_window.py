@@ -153,5 +153,5 @@ def test_keys_and_values_alone_need_a_single_block() -> None:
     options: dict[str, Any] = {"heads": toy.heads, "kv_heads": toy.kv_heads, "cos": angle.cos(), "sin": angle.sin()}
     options |= {"keys": toy.keys, "values": toy.values, "aligned": toy.keys, "table": table, "start": toy.start}
     decoder = DecoderPass(toy.blocks, None, 1e-6, **options)
-    with pytest.raises(ValueError, match="keys_only: a pass of 2 blocks, expected one"):
+    with pytest.raises(ValueError, match="keys_only: the pass has 2 blocks, expected one"):
         decoder(random(1, 1, toy.width), [0], keys_only=True)

@@ -316,7 +316,7 @@ def test_a_killed_run_resumes(folder: Path, tmp_path: Path) -> None:
         (["--model", "tabel"], "unknown model 'tabel'"),
         (["--model", "mini", "--claim", "12"], "'12' is unknown"),
         (["--model", "mini", "--prompts-file", "nowhere.txt"], "no such file"),
-        (["--model", "mini", "--model", "mini", "--prompts", "1"], "two of the same name"),
+        (["--model", "mini", "--model", "mini", "--prompts", "1"], "two have the same name"),
         (["--model", "mini", "--prompts", "100000"], "of our own"),
     ],
 )

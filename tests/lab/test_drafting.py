@@ -59,7 +59,7 @@ def test_decodes_accept_what_their_codes_promise() -> None:
     [
         (("--windows", "off"), "'off' is not a length"),
         (("--windows", "65"), "a frame has 64 tokens"),
-        (("--temperature", "warm"), "no number"),
+        (("--temperature", "warm"), "not numbers"),
         (("--leave-out", "e"), "no caption is left"),
     ],
 )

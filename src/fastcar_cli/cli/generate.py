@@ -160,7 +160,7 @@ def _seeds_of(run: RunConfig, listed: bool) -> Sequence[int]:
     """The seeds of a prompt's videos. Raises RequestError for seeds out of range."""
     first, samples = run.generation.seed, run.generation.samples
     if first is not None and first + samples > 2**63:
-        raise RequestError(f"--seed {first} with {samples} samples needs seeds over 2^63 - 1", hint="use a smaller one")
+        raise RequestError(f"--seed {first} with {samples} samples needs seeds over 2^63 - 1", hint="use a lower seed")
     if first is None:
         # Every shard and every repetition of a list needs the same seeds.
         first = 0 if listed else secrets.randbelow(2**31)

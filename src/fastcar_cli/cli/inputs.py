@@ -183,7 +183,7 @@ def folder_for(asked: GenerateOptions, videos: int) -> Path | None:
         raise RequestError("-o -: fastcar can't write videos to standard output", hint="name a file")
     path = Path(output)
     if videos > 1 and _names_file(output):
-        raise RequestError(f"-o {output}: is one file for {videos} videos", hint=f"name a folder, such as {path.stem}")
+        raise RequestError(f"-o {output}: names one file for {videos} videos", hint=f"name a folder: {path.stem}")
     listed = asked.prompts_file is not None and not path.suffix
     if videos > 1 or output.endswith("/") or os.path.isdir(path) or listed:
         make_folder(path)

@@ -31,7 +31,7 @@ def profile(
     *,
     flags: Flags,
     repeats: int = typer.Option(5, help="Timed steps per context length and kind of step.", min=1, max=10**6),
-    replay_ratio: float = typer.Option(0.8, help="Replay ratio to compare drafts with.", min=0, max=1),
+    replay_ratio: float = typer.Option(0.8, help="Replay ratio that drafts are compared with.", min=0, max=1),
     backend: choices.Backend = typer.Option("torch", help="Backend: torch, or fpga-sim for emulated cycles."),
     fpga: Accelerator = None,
     decode: str | None = typer.Option(None, metavar="PROMPT", help="Profile a whole video of this prompt."),
@@ -210,7 +210,7 @@ def _replay(replay: dict[str, Any], rows: int) -> Table:
         f"replay at {replay['seq']:,} tokens of context: MLPs take {replay['mlp_share']:.0%} of a step, so the "
         f"speedup is at most {replay['ceiling']:.2f}x; TAS takes {replay['tas_ms']:.3f} ms",
         *("replayed", "rows alone", "in pairs", "together"),
-        caption=f"expected speedup if rows (here {rows}) decide alone, in pairs or together; {measured}",
+        caption=f"expected speedup if the {rows} rows decide alone, in pairs or together; {measured}",
     )
     for row in replay["expected"]:
         table.add_row(f"{row['ratio']:.1%}", *(f"{row[k]:.2f}x" for k in ("rows_alone", "in_pairs", "together")))
@@ -239,7 +239,7 @@ def _decode(profile: dict[str, Any]) -> None:
         f"{profile['prompt']!r}, seed {profile['seed']}, tau {profile['tau']} (TAS: {profile['tas']}): "
         f"{replay['eligible_ratio']:.1%} of eligible MLPs replayed",
         *("layer", "replayed", "TAS 5 %", "median", "95 %", "above tau", "similarity"),
-        caption="dense run: percentiles of TAS; cosine similarity of MLP outputs and those of the previous frame",
+        caption="TAS: percentiles in a dense run. similarity: cosine of MLP outputs and those of the previous frame",
     )
     for i, percentiles in enumerate(profile["tas_percentiles"]):
         above = "" if profile["above_tau"] is None else f"{profile['above_tau'][i]:.0%}"

@@ -149,7 +149,7 @@ class Player(LocalServer):
         if form.get("order") not in ORDERS:
             raise RequestError("the order is unknown", allowed=", ".join(ORDERS))
         if type(seed) is not int or not 0 <= seed < 2**63:
-            raise RequestError(f"the seed {str(seed)[:40]!r} is not a whole number", allowed="0 to 2^63 - 1")
+            raise RequestError(f"the seed {str(seed)[:40]!r} is not a whole number in range", allowed="0 to 2^63 - 1")
         done = Future[None]()
         self._orders.put((form, done))
         with self._changed:

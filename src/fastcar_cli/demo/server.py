@@ -53,7 +53,7 @@ class Maker:
         seed = form.get("seed", "").strip()
         if seed and not (seed.isascii() and seed.isdigit() and int(seed) < 2**63):
             allowed = "0 to 2^63 - 1, or empty for a random seed"
-            raise RequestError(f"the seed {seed[:40]!r} is not a whole number", allowed=allowed)
+            raise RequestError(f"the seed {seed[:40]!r} is not a whole number in range", allowed=allowed)
         scale = max(1, round(SHOWN_SIDE / max(spec_of(name).frame_spec.size)))
         flags = {"replay.tau": form.get("tau", "off"), "draft.kind": form.get("draft", "auto"), "video.scale": scale}
         run = load_config(flags={"model": name, **flags})

@@ -104,7 +104,7 @@ def compare(predicted: Images, truth: Images, context: int) -> dict[str, Any]:
     Totals are None if no frame was predicted. Raises ValueError for clips of different shapes.
     """
     if predicted.shape != truth.shape:
-        raise ValueError(f"predicted {list(predicted.shape)}, truth {list(truth.shape)}")
+        raise ValueError(f"predicted has shape {list(predicted.shape)}, but truth {list(truth.shape)}")
     if len(predicted) <= context:
         nothing = dict.fromkeys(("psnr_db", "ssim", "temporal"))
         return {**nothing, "first_frame": context, "by_frame": {name: [] for name in nothing}}

@@ -186,7 +186,7 @@ class VideoPipeline:
         reconstructs them. `on_step(done, total)` reports positions, `on_begin` the work before, `watch` every block.
         """
         if len(prompts) != len(seeds):
-            raise ValueError(f"{len(prompts)} prompts, {len(seeds)} seeds")
+            raise ValueError(f"{len(prompts)} prompts, but {len(seeds)} seeds")
         self.notices(prompts)
         size = self.batch_size(len(prompts))
         batches = range(0, len(prompts), size)

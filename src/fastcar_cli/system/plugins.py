@@ -63,7 +63,7 @@ def of_fpga(name: str, what: str) -> Callable[..., None]:
     """The plug-in `name` of `fastcar fpga`. Raises RequestError, naming the command `what`, if it is not installed."""
     if (load := command(name, FPGA_COMMANDS)) is None:
         said = f"fastcar fpga {what} needs the package fastcar_lab, which is not installed"
-        raise RequestError(said, hint="pip install -e . in a checkout of fastcar")
+        raise RequestError(said, hint="run pip install -e . in a checkout of fastcar")
     return load()
 
 

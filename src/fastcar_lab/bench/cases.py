@@ -97,5 +97,5 @@ def check(plan: Benchmark) -> None:
             f"keys and values, {gib(free)} are free",
             key="context",
             value=plan.context,
-            hint=("a shorter ", Key("context"), ", or fewer ", Key("rows"), " or ", Key("layers")),
+            hint=("use a shorter ", Key("context"), ", or fewer ", Key("rows"), " or ", Key("layers")),
         )

@@ -209,7 +209,7 @@ def _kept(file: Path, plan: WholeVideo) -> dict[str, Any]:
             "holds the record of another model, plan or number of threads",
             key="save",
             value=file,
-            hint="another file name",
+            hint="give another file name",
         )
     return kept
 

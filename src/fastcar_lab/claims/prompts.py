@@ -66,7 +66,7 @@ def prompts_for(pipe: VideoPipeline, count: int, seed: int = 0, *, balanced: boo
         drawn = dict(sorted(drawn.items(), key=lambda item: item[1]))
     if len(drawn) < count:
         raise RequestError(
-            f"there are {len(drawn)} of our own", key="prompts", value=count, hint=(Key("prompts_file"), " with yours")
+            f"there are {len(drawn)} of our own", key="prompts", value=count, hint=("add yours: ", Key("prompts_file"))
         )
     return tuple(drawn)[:count]
 

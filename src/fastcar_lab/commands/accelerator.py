@@ -16,7 +16,7 @@ def broadcast(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Print the cost of sharing a stream of weights between cores, per scheme, at three replay ratios."""
+    """Print the time of MLPs and DRS with shared and private weight streams, at three replay ratios."""
     from fastcar_lab.accelerator.broadcast import tables
 
     for line in tables(presets or ()):

@@ -109,7 +109,7 @@ def _shares(text: str) -> list[float]:
     except ValueError:
         shares = [-1.0]
     if not all(0 <= share <= 1 for share in shares):
-        raise RequestError("no probability", key="accept", value=text, allowed="0 to 1, such as 0.5,0.9")
+        raise RequestError("not probabilities", key="accept", value=text, allowed="0 to 1, such as 0.5,0.9")
     return shares
 
 

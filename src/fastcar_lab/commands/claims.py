@@ -81,7 +81,7 @@ def claims(
         texts = given or prompts_for(pipe, prompts, balanced=True)
         studies.append(Study.open(pipe, config, output, texts, range(seeds)))
     if len({s.model for s in studies}) < len(studies):
-        raise RequestError("two of the same name", key="model", hint="rename one folder")
+        raise RequestError("two have the same name", key="model", hint="rename one folder")
     findings = []
     try:
         with progress(terminal, "decodes") as bar:

@@ -73,7 +73,7 @@ def drafts(
     try:
         temperatures = [None if t == "shipped" else float(t) for t in map(str.strip, temperature.split(","))]
     except ValueError:
-        raise RequestError("no number", key="temperature", value=temperature, allowed="shipped, or numbers") from None
+        raise RequestError("not numbers", key="temperature", value=temperature, allowed="shipped, or numbers") from None
     results: list[dict[str, Any]] = []
     for name in model or FROM_TEXT:
         base = pipeline_of(name, set_ or ())

@@ -42,7 +42,7 @@ def gpu_check(
 
     place = resolve_device(device)
     if not installed():
-        raise RequestError("the GPU's kernels need triton", hint="pip install triton")
+        raise RequestError("the GPU's kernels need triton", hint="run pip install triton")
     if toy:
         plan = Plan(
             device=place, models=[], dtypes=["float32"], shapes={"toy": TOY}, layers=2, context=20, windows=[1, 2],

@@ -34,9 +34,9 @@ def rtl(
     from fastcar_lab.accelerator.rtl import synth as synthesis
 
     if output is None:
-        raise RequestError("-o is missing: it names the folder for the RTL", hint="fastcar fpga rtl -o DIR")
+        raise RequestError("-o is missing: it names the folder for the RTL", hint="run fastcar fpga rtl -o DIR")
     if passes is not None and trace is None:
-        raise RequestError("--passes has no effect without a file of decisions", hint="fastcar fpga rtl TRACE.npz")
+        raise RequestError("--passes has no effect without a file of decisions", hint="run fastcar fpga rtl TRACE.npz")
     saved = None if trace is None else read(trace)
     accelerator = load_preset(preset or "edge-small") if saved is None else preset_for(preset, saved.spec)
     document = bundle.write(output, accelerator, saved, passes)

@@ -71,7 +71,7 @@ def _put(file: Path, made: Path, what: Text) -> None:
     """Give a file that was made its name, where none of another content has it."""
     if file.exists() and file.read_bytes() != made.read_bytes():
         made.unlink()
-        raise RequestError(f"{file} is another one", where=what, hint="another folder, or none")
+        raise RequestError(f"{file} is another one", where=what, hint="give another folder, or none")
     made.replace(file)
 
 

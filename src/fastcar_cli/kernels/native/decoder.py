@@ -210,11 +210,11 @@ class DecoderPass:
         if not (min(tokens) >= 0 and max(tokens) + count <= end and 1 <= count <= most):
             raise ValueError(f"{count} tokens from {tokens}: per pass a row takes 1 to {most} of tokens 0 to {end - 1}")
         if (scores is None) != (replayed is None):
-            raise ValueError("scores and replayed: both or neither")
+            raise ValueError("scores and replayed: give both or neither")
         if thresholds is not None and (scores is None or not self._replays):
             raise ValueError("thresholds: replay needs outputs, scores and replayed")
         if keys_only and self._layers > 1:
-            raise ValueError(f"keys_only: a pass of {self._layers} blocks, expected one")
+            raise ValueError(f"keys_only: the pass has {self._layers} blocks, expected one")
         inputs = self._rows * count
         per_layer = (self._layers, inputs)
         self._tokens[:] = tokens

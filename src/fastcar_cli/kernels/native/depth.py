@@ -53,7 +53,7 @@ def _transformer(weights: DepthWeights, depth: int) -> Any:
     if len(shape) != 2 or weights.heads < 1 or shape[1] % weights.heads:
         raise ValueError(f"depth_embeddings is {shape}, expected [depth, width], width a multiple of {weights.heads}")
     if not blocks:
-        raise ValueError("0 blocks: expected some")
+        raise ValueError("0 blocks, expected at least one")
     width, mlp_width = shape[1], blocks[0].up.outputs
     norms = dict.fromkeys(("norm1", "norm1_bias", "norm2", "norm2_bias"), (width,))
     shapes = {**norms, **dict.fromkeys("qkvo", (width, width)), "up": (mlp_width, width), "down": (width, mlp_width)}
@@ -98,7 +98,7 @@ class CodeDraw:
         threads: int = 1,
     ) -> None:
         if min(codes.dim() - 2, threads, most) < 1 or not codes.numel():
-            raise ValueError(f"{threads} threads, {most} tokens, codes {list(codes.shape)}: expected some of each")
+            raise ValueError(f"{threads} threads, {most} tokens, codes {list(codes.shape)}: all must be positive")
         videos, tokens, depth = codes.shape
         rows = videos * most * (1 if guidance == 1 else 2)
         if len(codebooks) != depth or (transformer is None and depth != 1):
@@ -165,5 +165,5 @@ class CodeDraw:
             where = f"tokens {first}, depth {failed - 1}"
             if given is None or int(given.max()) < self._logits:
                 raise ArithmeticError(f"{where}: the logits are not finite")
-            raise ValueError(f"given: {where} has no code of 0 to {self._logits - 1}")
+            raise ValueError(f"given: {where} has a code outside of 0 to {self._logits - 1}")
         return latent, logits

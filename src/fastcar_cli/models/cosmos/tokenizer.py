@@ -53,9 +53,9 @@ class CausalVideoSpec:
         if 2**self.steps != self.patch:
             raise ValueError(f"patch {self.patch} is not a power of two")
         if not (self.levels and self.down and self.up and all(level.widths for level in (*self.down, *self.up))):
-            raise ValueError("a level without blocks, or no level")
+            raise ValueError("expected at least one level, and blocks in each")
         if min(self.levels) < 2:
-            raise ValueError(f"levels {list(self.levels)}: a dimension of one value")
+            raise ValueError(f"levels are {list(self.levels)}, expected at least 2 values per dimension")
 
     @property
     def steps(self) -> int:

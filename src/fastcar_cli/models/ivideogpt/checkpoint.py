@@ -188,7 +188,7 @@ class ConvConfig(Foreign):
         for key in ("down_block_types", "up_block_types"):
             kinds = getattr(self, key)
             if kinds is not None and len(kinds) != len(channels):
-                raise wrong(file, key, list(kinds), f"{len(channels)} of them, as block_out_channels has levels")
+                raise wrong(file, key, list(kinds), f"{len(channels)} entries, as many as block_out_channels")
         if any(width % self.groups for width in channels):
             raise wrong(file, "norm_num_groups", self.groups, f"a divisor of block_out_channels {channels}")
         return {name: getattr(self, name) for name in ("channels", "blocks", "latent", "groups")}
