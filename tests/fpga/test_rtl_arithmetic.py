@@ -139,7 +139,7 @@ def test_a_fault_in_each_part_is_seen(tmp_path: Path) -> None:
     assert not sums(units, torch.tensor([1, 2, 3]), torch.arange(96).view(32, 3))
     assert not requantises(units, 31) and not codes(units, HALVES)
     assert not activates(units, spread(200, 2), spread(200, 3))
-    with pytest.raises(RunError, match=r"pass \d+, layer 0, row 0, gate sum \d+: the hardware has -?\d+, the emulator"):
+    with pytest.raises(RunError, match=r"pass \d+, layer 0, row 0, gate sum \d+: the RTL gives -?\d+, the emulator"):
         list(compared(units, decoded("mini", PRESET, every=64)[0]))
 
 
