@@ -182,10 +182,9 @@ CHANGED: tuple[tuple[str, str, int, dict[str, dict[str, Any] | None]], ...] = (
     ("flightllm-u280", "successive bursts in the same bank group", 512, {"hbm": {"order": "rows"}}),
     ("flightllm-u280", "ports at 300 instead of 450 MHz", 512, {"hbm": _mhz(300, "the platform's clock of kernels")}),
     ("flightllm-u280", "channels at 70 % of their peak, as in its simulator", 512, {"hbm": _mhz(315, "0.7 x 450")}),
-    (
-        "flightllm-u280", "channels at 70 % of their peak, and three cores at 80 % of three times a core's speed", 512,
-        {"hbm": _mhz(252, "0.7 x 0.8 x 450")},
-    ),
+    ("flightllm-u280",
+     "channels at 70 % of their peak, and three cores that together reach 80 % of three times the speed of one core",
+     512, {"hbm": _mhz(252, "0.7 x 0.8 x 450")}),
     ("flexllm-u280", "attention on the whole MAC array, no separate scales and no `chain`", 1536,
      {"core": {"attention_array": None}, "hbm": {"scales": None}, "chain": None}),
     ("flexllm-u280", "no separate scales and no `chain`", 1536, {"hbm": {"scales": None}, "chain": None}),

@@ -167,7 +167,7 @@ class Controller:
         return tau.masked_fill(share <= 0, float("inf")).masked_fill(share >= 1, float("-inf"))
 
     def taus(self, video: int) -> list[float | None]:
-        """The `--tau` of each layer that would give this ratio in frames like the last one; None before the first."""
+        """The `--tau` of each layer that gives about this ratio in frames like the video's last; None before any."""
         if not self._seen:
             return [None] * self._layers
         tau = self._quantile(torch.full_like(self._done, self.target.ratio / self._most), 0.5)[video]
