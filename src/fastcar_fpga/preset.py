@@ -67,7 +67,7 @@ class Hbm(Entry):
     @model_validator(mode="after")
     def _window(self) -> Hbm:
         if (self.weights == "multicast") != (self.window is not None):
-            raise ValueError("weights 'multicast' need the key window, and other weights do not allow it")
+            raise ValueError("hbm.weights: multicast requires the key hbm.window; lockstep and private do not allow it")
         return self
 
 

@@ -180,18 +180,16 @@ def explain_layer(emulator: Emulator, computing: int, rows: int | None = None) -
     preset, work, rates = emulator.preset, emulator.work, emulator.rates
     mlp, c, rows = emulator.mlp, preset.cores, rows or work.rows
     step, rounds, accelerator = work.steps // 2, -(-computing // c), emulator.accelerator
-    context = work.context(step)
+    context, mlp_cycles = work.context(step), accelerator.rounds(rounds)
     attention = float(emulator.attention(np.full((rows, 1), context))[0])
     projections, chain = emulator.all_rows(emulator.projections, rows), -(-rows // c) * emulator.chain
-    mlp_cycles = accelerator.rounds(rounds)
     kv_bytes = context * 2 * work.kv_width * preset.format.kv_bits // 8
     mlp_ms = mlp_cycles * preset.seconds_per_cycle * 1e3
     ran, total = accelerator.layer((1 << computing) - 1, rows)
     layer, macs = total + projections + attention + chain, computing * mlp.macs
     prices, hbm, power, bit = preset.energy, preset.hbm, preset.card.power, preset.bank.energy.value
     weight_bytes = (rounds if emulator.shared else computing) * emulator.weight_bytes(mlp)
-    buffered = computing * mlp.weight_bytes
-    loads = sum(i.op == "load" for i in mlp.instructions)
+    loads, buffered = sum(i.op == "load" for i in mlp.instructions), computing * mlp.weight_bytes
     lines = [
         f"{preset.name}: {preset.title}",
         f"clock {preset.clock.value:g} MHz, {c} cores; {computing} of {rows} rows compute; decode step {step}",
@@ -212,15 +210,16 @@ def explain_layer(emulator: Emulator, computing: int, rows: int | None = None) -
         f"weights ({hbm.weights}): "
         + ("streamed once per round" if emulator.shared else "streamed by each core from its share of the channels"),
         f"MLP = {rounds} x (start {START} + row {accelerator.row:,}) = {mlp_cycles:,} cycles",
-        f"DRS = start {START} + remap {accelerator.remap} + dispatch {mlp.words} words per packet, "
-        f"{accelerator.packet} cycles each, + drop {accelerator.drop} cycles each ({preset.drs.fetch}), "
-        f"in parallel with running rows if a core's queue of {accelerator.queue} packets has room",
+        f"DRS: start {START} + remap {accelerator.remap} cycles; then {accelerator.packet} cycles per packet sent "
+        f"({mlp.words} words) and {accelerator.drop} cycles per packet dropped ({preset.drs.fetch}); cores run rows "
+        f"meanwhile, as long as the queue of the next core ({accelerator.queue} packets) has room",
         *(f"  row {r.row}: {_course(r)}" for r in ran),
         f"MLP and DRS together take {total:,} cycles, so DRS adds {total - mlp_cycles:,}",
         f"projections, all rows: {work.projection_weights:,} weights in ceil({rows} / {c}) rounds = "
         f"{projections:,.0f} cycles",
-        f"attention core, all rows: {context:,} keys x 2 x {work.width} MACs per row, "
-        f"{kv_bytes:,} bytes of keys and values per row = {attention:,.0f} cycles",
+        f"attention core, all rows: a row takes {context:,} keys x 2 x {work.width} MACs and reads {kv_bytes:,} bytes "
+        f"of keys and values; load and arithmetic overlap tile by tile; ceil({rows} / {c}) rounds take "
+        f"{attention:,.0f} cycles",
         *([f"steps that wait for each other while no weights stream (chain) = {chain:,} cycles"] if chain else []),
         f"layer = {layer:,.0f} cycles = {layer * preset.seconds_per_cycle * 1e3:.3f} ms",
         *("", "energy of the MLP by the model `activity`, the sum of these four lines:"),

@@ -117,7 +117,7 @@ def test_bins_at_their_edges() -> None:
         ([{"world_vector": [0, 0, 0]}], "has no 'gripper_closedness_action'"),
         ({**_by_name(MOVES), "speed": [[1.0]] * 12}, "has an unknown 'speed'"),
         ({**_by_name(MOVES), "world_vector": [[1.0]] * 12}, r"'world_vector' has shape \[12, 1\], expected 3 numbers"),
-        ({**_by_name(MOVES), "world_vector": [[1.0, 2, 3]]}, "unequal numbers of frames"),
+        ({**_by_name(MOVES), "world_vector": [[1.0, 2, 3]]}, "different numbers of frames"),
     ],
 )
 def test_actions_that_do_not_fit_are_refused(text: Any, said: str, tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_folders_that_are_not_a_model(folder: Path, tmp_path: Path) -> None:
     weights.rename(alone / "pytorch_model.bin")
     with pytest.raises(RequestError, match="model.safetensors is missing") as error:
         VideoPipeline.from_pretrained(alone, tokenizer=frame)
-    assert "pytorch_model.bin is not read" in str(error.value.hint)
+    assert "safetensors, not pytorch_model.bin" in str(error.value.hint)
 
 
 @pytest.mark.parametrize("kind", [pytest.param("single", marks=pytest.mark.slow), "multi"])

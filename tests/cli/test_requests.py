@@ -94,7 +94,7 @@ IGNORED = [
     (["profile", "--seed", "1"], "--seed", "--decode"),
     (["profile", "--decode", "a car", "--repeats", "2"], "--repeats", "--seq"),
     (["profile", "--fpga", "edge-small"], "--fpga", "--backend fpga-sim"),
-    (["profile", "--backend", "fpga-sim", "--threads", "2"], "--threads", "leave it out"),
+    (["profile", "--backend", "fpga-sim", "--threads", "2"], "--threads", "leave --threads out"),
     (["generate", "a car", "--fpga", "edge-small"], "--fpga", "--backend fpga-sim"),
     (["generate", "a car", "-v", "--json"], "--verbose", "leave one of them out"),
 ]

@@ -36,7 +36,7 @@ from fastcar_fpga.preset import load_preset
         (lambda d: d["drs"]["queue"].update(value=0), "key 'drs.queue': value is 0"),
         (lambda d: d["hbm"]["ahead"].update(value=1e9), "key 'hbm.ahead': value is 1e+09, expected at most 4096"),
         (lambda d: d["hbm"].update(weights="broadcast"), "'lockstep', 'multicast' or 'private'"),
-        (lambda d: d["hbm"].update(weights="multicast"), "weights 'multicast' need the key window"),
+        (lambda d: d["hbm"].update(weights="multicast"), "multicast requires the key hbm.window"),
         (lambda d: d["hbm"].update(requests=constant(0, "requests")), "'hbm.requests': value is 0, expected above 0"),
         (lambda d: d["hbm"].update(scales={"size": constant(8, "bytes/output")}), "key 'hbm.scales.piece'"),
         (lambda d: d.update(chain={"trips": constant(0.5, "1")}), "'chain.trips': value is 0.5, expected an integer"),

@@ -129,7 +129,7 @@ def test_a_video_that_continues_frames_replays_from_its_first_token_on(tmp_path:
         (("--video", "mini", "--turns", "2"), "--turns has no effect"),
         (("--video", "mini", "--draft", "4,8"), "one is needed for each window"),
         (("--video", "mini", "--draft", "65"), "a frame has 64 tokens"),
-        (("--accept", "0.5"), "it needs --draft W"),
+        (("--accept", "0.5"), "--accept needs --draft W"),
         (("--draft", "4", "--generate", "2"), "--generate has no effect"),
         (("--draft", "4096"), "a pass takes tokens of one frame"),
         (("--draft", "4", "--window", "4"), "can't be used together"),

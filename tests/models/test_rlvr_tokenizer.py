@@ -329,7 +329,7 @@ def test_levels_by_number_or_as_a_list(number: Any, codes: int, tmp_path: Path) 
     [
         (FRAME_CONFIG, {"_class_name": "VQModel"}, "'_class_name' is 'VQModel', expected CNNFSQModel256"),
         (FRAME_CONFIG, {"_class_name": None}, "'_class_name' is None, expected"),
-        (FRAME_CONFIG, {"fsq_levels": 9}, "'fsq_levels' is 9, expected one of 8, 10, 12, 14, 16, or a list"),
+        (FRAME_CONFIG, {"fsq_levels": 9}, "'fsq_levels' is 9, expected one of 8, 10, 12, 14 or 16, or a list"),
         (FRAME_CONFIG, {"fsq_levels": [5, 1]}, r"'fsq_levels' is \[5, 1\]"),
         (FRAME_CONFIG, {"fsq_levels": [5, True]}, r"'fsq_levels' is \[5, True\]"),
         (FRAME_CONFIG, {"fsq_levels": [10**6] * 5}, "'fsq_levels' is"),

@@ -79,7 +79,7 @@ def test_a_grid_counts_its_cells() -> None:
     ("arguments", "said"),
     [
         (["--draft", "best"], "unknown"),
-        (["--draft-window", "4"], "it needs --draft"),
+        (["--draft-window", "4"], "--draft-window needs --draft"),
         (["--draft", "jacobi", "--draft-window", "0"], "not a draft length"),
         (["--draft", "jacobi", "--draft-window", "5"], "a frame has 4 tokens"),
         (["--draft", "off", "--axis", "draft"], "can't be used together"),

@@ -12,7 +12,7 @@ from fastcar_cli.checkpoints.architectures import ARCHITECTURES, published
 from fastcar_cli.checkpoints.converted import ConvertedCheckpoint, working_folder
 from fastcar_cli.checkpoints.hub import fetch, repository_of, revision_of
 from fastcar_cli.checkpoints.names import BUNDLED, FORMER, REPOSITORIES
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.bundled.checkpoint import BundledCheckpoint
 from fastcar_cli.models.checkpoint import Checkpoint, LoadedModel
 from fastcar_cli.models.network import Spec
@@ -67,7 +67,8 @@ def open_folder(folder: Path, name: str | None = None, tokenizer: str | None = N
     checkpoint = next(kind(folder, name, config) for kind in kinds if kind.matches(folder, config))
     if tokenizer is not None:
         if not checkpoint.APART:
-            raise RequestError(f"{folder} has its own tokenizer", key="tokenizer", value=tokenizer, hint="leave it out")
+            said, hint = f"{folder} has its own tokenizer", ("leave ", Key("tokenizer"), " out")
+            raise RequestError(said, key="tokenizer", value=tokenizer, hint=hint)
         checkpoint.tokenizer = Path(tokenizer).expanduser()
     return checkpoint
 

@@ -40,9 +40,9 @@ def convert(
     from fastcar_cli.convert.convert import Conversion, Source, check_folder, padded, target_format
 
     if depth_dtype is not None and dtype != "int4":
-        raise RequestError(f"--depth-dtype has no effect with --dtype {dtype}", hint="use it with --dtype int4")
+        raise RequestError(f"--depth-dtype has no effect with --dtype {dtype}", hint="use --dtype int4")
     if calibrate is not None and dtype == "bfloat16":
-        raise RequestError("--calibrate has no effect with --dtype bfloat16", hint="use it with --dtype int4 or int8")
+        raise RequestError("--calibrate has no effect with --dtype bfloat16", hint="use --dtype int4 or int8")
     calibration = None
     if calibrate is not None:
         from fastcar_cli.inputs.prompt import prompts_in

@@ -195,7 +195,7 @@ class Command(TyperCommand):
             if valued.get(option, "model") not in (*READ, *WRITTEN, "model", "key") and _UNUSUAL.fullmatch(text):
                 raise RequestError(f"{option} {text}: is not a number", hint="use the digits 0 to 9, without _")
         if "" in args:
-            raise RequestError("an argument is empty", hint="give a value, or leave it out")
+            raise RequestError("an argument is empty", hint="give a value, or leave the argument out")
         for arg in args:
             if (readable := arg.encode("utf-8", "replace").decode()) != arg:
                 raise RequestError(f"{readable} is not UTF-8", hint="rename the file, or write the text in UTF-8")
@@ -249,7 +249,7 @@ def refuse(ctx: typer.Context, parameters: Collection[str], why: str, hint: str)
     """Raise RequestError if one of these options is given, because it has no effect; `why` ends the message."""
     for name, flag in given(ctx).items():
         if name in parameters:
-            raise RequestError(f"{flag} has no effect {why}", hint=hint)
+            raise RequestError(f"{flag} has no effect {why}", hint=re.sub(r"\bit\b", flag, hint))
 
 
 def refuse_all_but(ctx: typer.Context, parameters: Collection[str], why: str) -> None:

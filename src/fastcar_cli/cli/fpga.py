@@ -43,10 +43,10 @@ def fpga(
         "flat", help="How the random replay ratio varies over the layers: flat, or valley (lowest in the middle)."
     ),
     seed: int = typer.Option(0, help="Seed of random decisions.", min=0, max=2**63 - 1),
-    table: bool = typer.Option(
-        False, "--table", help="Compare emulated figures with the published ones of the preset's paper."
+    table: bool = typer.Option(False, "--table", help="Compare emulated figures with those of the preset's paper."),
+    drafts: bool = typer.Option(
+        False, "--drafts", help="Print the speedup from drafts on VILA-U 7B. With --drafts the default of --rows is 2."
     ),
-    drafts: bool = typer.Option(False, "--drafts", help="Print the speedup from drafts, by default for 2 rows."),
     explain: bool = typer.Option(False, "--explain", help="Print each term of one layer's cycles and joules."),
     report: Path | None = typer.Option(None, help="Folder for CSV files of cycles, bandwidth and energy."),
     as_json: Json = False,
@@ -120,7 +120,8 @@ def _summary(documents: list[dict[str, Any]], work: Any) -> None:
         *("replay", "cycles", "s", "J", "J act.", "dense", "static", "ideal", "busy", "DRS"),
         left=0,
         caption="J: board power x time. J act.: energy by activity. dense, static: speedup over dense decoding and "
-        "over a static schedule. ideal: speedup over dense decoding if the work were divided evenly among the cores.",
+        "over a static schedule. ideal: speedup over dense decoding if the work were divided evenly among the cores. "
+        "busy: share of cycles in which a core's MACs are busy, mean of the cores. DRS: share of cycles that DRS adds.",
     )
     for d in documents:
         cost = (_short(d["cycles"]), f"{d['latency_s']:.4g}", _short(d["energy_j"]), _short(d["energy_activity_j"]))
@@ -133,7 +134,8 @@ def _summary(documents: list[dict[str, Any]], work: Any) -> None:
         f"cost of one final token per video, {work.steps / first['passes']:.2f} tokens per pass",
         *("", "cycles", "ms", "mJ", "mJ act.", "against dense"),
         left=0,
-        caption="dense, replay: with one token per pass. drafts, both: with FILE's passes. against dense: speedup.",
+        caption="Lines dense and replay: one token per pass. Line drafts (no replay) and line both (with replay): "
+        "the passes of FILE. against dense: speedup over dense.",
     )
     costs = first["per_token"]
     for kind, cost in costs.items():

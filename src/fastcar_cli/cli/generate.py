@@ -121,11 +121,11 @@ def _longer(
     if asked.from_ is not None:
         raise RequestError("--from and --continue can't be used together", hint="leave one of them out")
     if asked.prompts or asked.prompts_file or asked.inputs:
-        raise RequestError("--continue: the video has its own prompt or input", hint="leave the new one out")
+        raise RequestError("--continue: the video has its own prompt or input", hint="omit the new prompt or input")
     free = ("generation.frames", "generation.context_policy", "model")
     if changed := [key for key in named if decides(key) and key not in free]:
         said = Key(changed[0]), f" can't be used with --continue: {asked.continued} fixes its value"
-        raise RequestError(said, hint="leave it out")
+        raise RequestError(said, hint=("leave ", Key(changed[0]), " out"))
     begun = len(read_frames(Path(str(asked.continued))))
     more = flags.get("generation.frames") or begun
     # If the video is longer than clips in training and did not roll, rolling would change its frames.
@@ -255,7 +255,7 @@ def _dry_run(run: RunConfig, videos: int, at_once: int, as_json: bool, quiet: bo
     if refusal is not None:
         raise refusal
     if document["missing"]:
-        raise RequestError(f"weights file {folder / document['missing'][0]} is missing", hint="download it again")
+        raise RequestError(f"weights file {folder / document['missing'][0]} is missing", hint="download the file")
 
 
 def _time(run: RunConfig, plan: MemoryPlan, spec: Spec, videos: int, at_once: int) -> tuple[float, str]:

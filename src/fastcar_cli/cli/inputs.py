@@ -180,7 +180,7 @@ def folder_for(asked: GenerateOptions, videos: int) -> Path | None:
         make_folder(Path("."))
         return None
     if output == "-":
-        raise RequestError("-o -: fastcar can't write videos to standard output", hint="name a file")
+        raise RequestError("-o -: fastcar can't write videos to standard output", hint="give -o the name of a file")
     path = Path(output)
     if videos > 1 and _names_file(output):
         raise RequestError(f"-o {output}: names one file for {videos} videos", hint=f"name a folder: {path.stem}")

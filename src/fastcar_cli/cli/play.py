@@ -114,7 +114,7 @@ def _session(model: str, flags: Flags, file: Path | None, output: str | None, qu
     checkpoint = checkpoint_of(model, run.runtime.tokenizer)
     spec = checkpoint.spec
     if not spec.conditions:
-        raise RequestError(f"the model {model!r} takes no actions", hint=f"play one that does, such as {DEFAULT_MODEL}")
+        raise RequestError(f"the model {model!r} takes no actions", hint=f"use another model, such as {DEFAULT_MODEL}")
     if file is None and (model not in BUNDLED or model not in BUNDLED_EXAMPLES):
         raise RequestError(f"no input given: the model {model!r} begins with a frame", hint="give --input FRAME")
     file = folder_of(model) / BUNDLED_EXAMPLES[model] if file is None else file
@@ -167,8 +167,7 @@ def _actions(session: PlaySession, source: str) -> Iterator[tuple[str, Any]]:
     from fastcar_cli.system.files import spooled
 
     if source != "-":
-        path = spooled(Path(os.path.expanduser(source)))
-        rows = read_actions(path, session.size, parts=session.steered.parts)
+        rows = read_actions(spooled(Path(os.path.expanduser(source))), session.size, parts=session.steered.parts)
         for number, row in enumerate(rows.tolist()):
             yield f"--actions {source}: row {number}", row
         return

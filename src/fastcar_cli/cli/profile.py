@@ -24,7 +24,9 @@ from fastcar_cli.system.files import read_text, write_whole
 def profile(
     ctx: typer.Context,
     seq: str | None = typer.Option(None, help="Context lengths, such as 2k,8192. [default: 2k,4k,8k]"),
-    rows: int | None = typer.Option(None, help="Rows; a guided video has two. [default: 1 video]", min=1, max=256),
+    rows: int | None = typer.Option(
+        None, help="Rows of the batch; a guided video has two. [default: the rows of one video]", min=1, max=256
+    ),
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = typer.Option(
         "auto", help="Format of the weights: auto, float32, bfloat16 or float16."
     ),
@@ -70,8 +72,7 @@ def profile(
     else:
         with progress(console(), "lengths") as bar:
             task = bar.add_task("measuring", total=len(lengths), visible=bool(lengths))
-            on_length = partial(bar.advance, task)
-            document = profile_steps(measured, lengths, rows, repeats, replay_ratio, on_length)
+            document = profile_steps(measured, lengths, rows, repeats, replay_ratio, partial(bar.advance, task))
     if decode is not None:
         keys = {"model": model, "replay.tau": tau, "draft.kind": "off", "runtime.dtype": dtype}
         pipe = VideoPipeline.from_config(load_config(None, (), keys | {"runtime.device": run.runtime.device}))

@@ -304,8 +304,7 @@ class Preview:
             return
         high, wide = frames[-1].shape[:2]
         # A character shows two pixels.
-        room = min(MOST_ROWS, console.height - LINES_BELOW, high // 2, console.width * high // (2 * wide))
-        rows = max(1, room)
+        rows = max(1, min(MOST_ROWS, console.height - LINES_BELOW, high // 2, console.width * high // (2 * wide)))
         columns = max(1, 2 * rows * wide // high)
         fit = max(1, (console.width + 1) // (columns + 1))
         small = (Image.fromarray(f).resize((columns, 2 * rows), Image.Resampling.BOX) for f in frames[-fit:])

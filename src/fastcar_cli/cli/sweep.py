@@ -113,8 +113,7 @@ def sweep(ctx: typer.Context, asked: SweepOptions, flags: Flags) -> None:
             note(terminal, text, "damaged cell, decoded again if the grid contains it")
         try:
             with progress(terminal, "decodes") as bar:
-                task = bar.add_task("sweep", total=session.left(store))
-                session.run(store, partial(bar.advance, task))
+                session.run(store, partial(bar.advance, bar.add_task("sweep", total=session.left(store))))
         except KeyboardInterrupt as e:
             done, rest = len(store.cells), session.left(store)
             note(terminal, f"{done} cells are saved; rerun the command for the other {rest} decodes", "stopped")

@@ -322,5 +322,4 @@ def _make_left(
             except (OSError, RunError) as e:
                 why = e.strerror if isinstance(e, OSError) else str(e).rpartition(": ")[2]
                 raise RunError(f"{path} could not be written: {why}", hint="finished videos are saved") from None
-            written = len(reports) - before
-            bar.update(task, completed=written)
+            bar.update(task, completed=len(reports) - before)

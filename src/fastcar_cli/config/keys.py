@@ -94,7 +94,10 @@ class ReplayKeys(Section):
     """Replay of MLP outputs."""
 
     tau: Annotated[InstanceOf[Tau], BeforeValidator(Tau.read)] = setting(
-        OFF, "threshold: off, a number (0 to -4 is useful), or one per layer; lower thresholds replay more", common=True
+        OFF,
+        "replay threshold: off, a number (0 to -4 is useful), or one number per layer; with a lower threshold more "
+        "MLPs replay",
+        common=True,
     )
     ratio: float | None = setting(
         None, "target replay ratio, such as 0.8; a controller sets tau", flag="--replay-ratio", common=True, gt=0, lt=1
@@ -134,8 +137,8 @@ class DraftKeys(Section):
     kind: choices.Draft | None = setting(
         None,
         "speculative decoding, which makes the same video in fewer passes. frame drafts the previous frame's codes; "
-        "jacobi drafts the last pass's rejected samples, then the previous frame's codes; auto is jacobi with the "
-        "draft length that is fastest on this machine",
+        "jacobi drafts the codes that the last pass sampled after its first rejected draft, and elsewhere the previous "
+        "frame's codes; auto is jacobi with the draft length that is fastest on this machine",
         flag="--draft",
         unset="auto; off in sweep and profile",
         common=True,

@@ -140,8 +140,7 @@ class _Shown(reprlib.Repr):
 
 def shown(value: Any) -> str:
     """A string itself, or the repr of another value, shortened in the middle if long."""
-    text = _Shown().repr(value)
-    return value if isinstance(value, str) and len(value) < _Shown.maxstring - 2 else text
+    return value if isinstance(value, str) and len(value) < _Shown.maxstring - 2 else _Shown().repr(value)
 
 
 def _unknown(where: Text | None, key: str, allowed: Sequence[str]) -> RequestError:
@@ -244,7 +243,7 @@ def _override(text: str) -> GivenKey:
     if not equals:
         raise RequestError("needs the form key=value, such as replay.tau=-2", where=where)
     if not value.strip():
-        raise RequestError("the value is empty", where=where, hint="give one, or leave the key out")
+        raise RequestError("the value is empty", where=where, hint="give a value, or leave the key out")
     return GivenKey(_known(key.strip(), where), value_of(value, where), where, "--set")
 
 

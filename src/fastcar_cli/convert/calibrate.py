@@ -156,8 +156,7 @@ class Calibration:
 
     def bytes_of_states(self, spec: Spec, rows: Sequence[Sequence[int]]) -> int:
         """Bytes on disk of the states after two shards."""
-        tokens = sum(len(row) + _frames(spec) * spec.tokens_per_frame - 1 for row in rows)
-        return 2 * 4 * spec.decoder.width * tokens
+        return 2 * 4 * spec.decoder.width * sum(len(row) + _frames(spec) * spec.tokens_per_frame - 1 for row in rows)
 
     def draw(self, folder: Path, spec: ModelSpec, on_progress: Callable[[int, int], None]) -> Tensor:
         """Codes int64 [P, T*N, depth] that the model in `folder` samples; `on_progress(done, total)` counts videos."""
@@ -199,8 +198,7 @@ class Walk:
     ) -> None:
         """`states`: those of an earlier run, one row after another."""
         self._form, self._spec, self._read, self._rows, self._codes = form, spec, read, rows, codes
-        lengths = [len(row) + codes.shape[1] - 1 for row in rows]
-        self.states = [] if states is None else list(states.split(lengths))
+        self.states = [] if states is None else list(states.split([len(row) + codes.shape[1] - 1 for row in rows]))
         self._rotary = Rotary(spec.decoder)
 
     @torch.no_grad()
@@ -331,5 +329,4 @@ def saved(file: Path, name: str) -> Tensor:
     try:
         return load_file(str(file))[name]
     except (OSError, SafetensorError, KeyError) as e:
-        said = f"{file}: the saved calibration can't be read: {e}"
-        raise RequestError(said, hint=f"delete {file.parent}") from None
+        raise RequestError(f"{file}: the saved calibration can't be read: {e}", hint=f"delete {file.parent}") from None

@@ -156,7 +156,8 @@ class Conversion:
         self._rows: list[list[int]] = []
         if calibration is not None:
             if not isinstance(spec, ModelSpec):
-                raise RequestError(f"the model {spec.name!r} takes no text", key="calibrate", hint="leave it out")
+                said, hint = f"the model {spec.name!r} takes no text", ("leave ", Key("calibrate"), " out")
+                raise RequestError(said, key="calibrate", hint=hint)
             reader = source.checkpoint.reader(source.network)
             self._rows = calibration.rows(reader, source.checkpoint.defaults.cfg != 1.0)
         self._document = json.dumps(described.to_dict(), indent=1) + "\n"
@@ -191,7 +192,7 @@ class Conversion:
             raise RequestError(f"the conversion needs {gib(needed)} of memory, but {gib(free)} are free")
         working = working_folder(self._folder)
         self._begin(working)
-        busy = RequestError(f"{working}: another process is writing to this folder", hint="wait until it ends")
+        busy = RequestError(f"{working}: another process is writing to this folder", hint="wait for this process")
         with locked(working / _LOCK, busy):
             done = [shard for shard in self._shards if (working / shard).is_file()]
             left = [shard for shard in self._shards if shard not in done]
@@ -257,7 +258,7 @@ class Conversion:
             working.mkdir(exist_ok=True)
             begun = next((f for f in (working / UNFINISHED, working / "config.json") if f.is_file()), None)
             if begun is None and any(not f.name.startswith(".") for f in working.iterdir()):
-                raise RequestError(f"{working} exists and is not a conversion", hint="move it away")
+                raise RequestError(f"{working} exists and is not a conversion", hint="move the folder away")
             if begun is not None and file_text(begun) != self._document:
                 said = f"{working} is an unfinished conversion of another model or with other options"
                 raise RequestError(said, hint="rerun the command that began it, or delete the folder")
@@ -302,7 +303,7 @@ class Conversion:
 def check_folder(folder: Path) -> None:
     """Raise RequestError for an existing target, and for one without a parent folder."""
     if folder.exists() or folder.is_symlink():
-        raise RequestError("exists already", key="output", value=folder, hint="give another name, or move it away")
+        raise RequestError("exists already", key="output", value=folder, hint="give another name, or move that away")
     if not folder.name or not folder.parent.is_dir():
         raise RequestError(f"there is no folder {folder.parent}", key="output", value=folder)
 

@@ -31,7 +31,7 @@ class LocalServer(ThreadingHTTPServer, ABC):
         try:
             super().__init__((LOOPBACK, port), handler)
         except OSError as e:
-            raise RequestError(f"--port {port}: {e.strerror}", hint="choose another, or leave it out") from None
+            raise RequestError(f"--port {port}: {e.strerror}", hint="choose another port") from None
         self.secret = secrets.token_urlsafe(18)
 
     @property

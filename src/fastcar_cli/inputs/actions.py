@@ -107,7 +107,7 @@ def joined(named: Mapping[str, Any], parts: Sequence[ActionPart], what: Text) ->
             raise RequestError(said, where=what)
         arrays[name] = array
     if len(frames := {*map(len, arrays.values())}) > 1:
-        raise RequestError("has names with unequal numbers of frames", where=what)
+        raise RequestError("has keys with different numbers of frames", where=what)
     return np.hstack([arrays.get(name, np.zeros((*frames, width))) for name, width in widths.items()])
 
 
@@ -197,8 +197,7 @@ def _fit(
         if len(row) != width:
             raise RequestError(f"row {index} has {len(row)} numbers, but the model takes {width} per frame", where=what)
     frames = len(wanted)
-    direct = not own and len(table) in (frames, frames - 1)
-    chosen = range(frames) if direct else wanted
+    chosen = range(frames) if not own and len(table) in (frames, frames - 1) else wanted
     # The last frame's action is never used.
     if len(table) <= chosen[max(frames - 2, 0)]:
         need = f"{frames - 1}: one for each of {frames} frames except the last"

@@ -74,7 +74,7 @@ def read_clip(path: Path, wanted: Wanted, actions: Path | None = None, key: str 
     """Read a model's excerpt of an input, with actions from their file or an .npz input. Raises RequestError."""
     if actions is not None and not wanted.actions:
         said = f"the model {wanted.model!r} takes no actions"
-        raise RequestError(said, key="actions", value=actions, hint="leave them out")
+        raise RequestError(said, key="actions", value=actions, hint=("leave ", Key("actions"), " out"))
     chosen, size, count = _chosen(path, wanted, key)
     extra = wanted.context - 1 if wanted.repeats and count == 1 else 0
     chosen += chosen * extra

@@ -73,7 +73,7 @@ class Clip(_Input):
             given = f"{self.frames.dtype} {list(self.frames.shape)}"
             raise RequestError(f"{self.name}: frames are {given}, expected uint8 [S, H, W, 3], or float32 in 0 .. 1")
         if floats and not ((self.frames >= 0) & (self.frames <= 1)).all():
-            raise RequestError(f"{self.name}: float32 frames exceed 0 .. 1", hint="divide by 255, or give uint8")
+            raise RequestError(f"{self.name}: float32 frames exceed 0 .. 1", hint="give uint8 frames, or divide by 255")
         super().__post_init__()
 
 
@@ -180,7 +180,7 @@ def prompts_in(file: Path, where: Text) -> Listed:
     else:
         listed = Listed(lines, "line")
         if any(_is_json(part) for part in (text, *[*lines.values()][:1])):
-            raise RequestError("is JSON", where=where, hint="rename it to .json, or to .jsonl with one entry per line")
+            raise RequestError("is JSON", where=where, hint="name the file .json, or .jsonl with one entry per line")
     if not listed.prompts:
         raise RequestError("has no prompt", where=where, hint="write one prompt per line; # begins a comment")
     return listed

@@ -152,11 +152,11 @@ def _as_shown(frame: Any, aspect: Any, path: Path) -> Image8:
     import av
 
     if frame.interlaced_frame:
-        raise RequestError("is interlaced", key="input", value=path, hint="save it deinterlaced")
+        raise RequestError("is interlaced", key="input", value=path, hint="save the video deinterlaced")
     clear = frame.format.has_palette or any(part.is_alpha for part in frame.format.components)
     high = frame.color_trc in _HDR
     if high and int(av.__version__.partition(".")[0]) < 18:
-        raise RequestError("is in HDR, which needs PyAV 18", key="input", value=path, hint="save it in SDR")
+        raise RequestError("is in HDR, which needs PyAV 18", key="input", value=path, hint="save the video in SDR")
     image = frame.to_ndarray(format="rgba" if clear else "rgb24", **(_SDR if high else {}))
     image = on_ground(Image.fromarray(image)) if clear else image
     if aspect and aspect != 1:

@@ -135,8 +135,7 @@ def load_lpips(file: Path) -> Callable[[Images, Images], list[float]]:
         raise RequestError("there is no such file", key="lpips_weights", value=file, hint=hint)
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
-        first = tuple(state["features.0.weight"].shape)
-        kind = {(64, 3, 11, 11): "alex", (64, 3, 3, 3): "vgg"}[first]
+        kind = {(64, 3, 11, 11): "alex", (64, 3, 3, 3): "vgg"}[tuple(state["features.0.weight"].shape)]
     except Exception as e:  # a damaged or foreign file can make the unpickler raise anything
         said = f"is not a state dict of AlexNet or VGG16: {why_unread(e)}"
         raise RequestError(said, key="lpips_weights", value=file) from None

@@ -91,7 +91,7 @@ def frames_of(path: Path, key: str | None = None) -> Iterator[Image8OrFloat]:
     else:
         images = _file(path)
     if key is not None and path.suffix.lower() != ".npz":
-        raise RequestError(f"{path} is not an .npz file", key="key", value=key, hint="leave it out")
+        raise RequestError(f"{path} is not an .npz file", key="key", value=key, hint=("leave ", Key("key"), " out"))
     size: tuple[int, ...] = ()
     for index, image in enumerate(images):
         if max(image.shape[:2]) > _SIDE:

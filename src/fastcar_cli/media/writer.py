@@ -36,7 +36,7 @@ def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> N
     if str(path) == os.devnull:
         return
     if not path.name or path.name.lower() in SUFFIXES:
-        raise RequestError(f"{path}: has no file name", hint="add one: video.mp4, or frames for a folder of PNGs")
+        raise RequestError(f"{path}: has no file name", hint="add a name: video.mp4, or frames for a folder of PNGs")
     if path.suffix and path.suffix.lower() not in SUFFIXES:
         allowed = ".mp4, .gif, or a name without suffix for a folder of PNGs"
         raise RequestError(f"{path}: unknown suffix {path.suffix!r}", allowed=allowed)

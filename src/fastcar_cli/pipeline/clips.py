@@ -45,7 +45,7 @@ class ClipFiles:
     def read(self, spec: Spec, model: str, frames: int, *, whole: bool = False) -> list[Excerpt]:
         """The model's input from each file, for videos of `frames` frames. Raises RequestError as `read_clip` does."""
         if spec.contexts and self.use.goal:
-            raise RequestError(f"the model {model!r} takes no goal", key="goal", hint="leave it out")
+            raise RequestError(f"the model {model!r} takes no goal", key="goal", hint=("leave ", Key("goal"), " out"))
         height, width = spec.frame_spec.size
         wanted = Wanted(
             model=model,

@@ -164,7 +164,7 @@ class VideoPipeline:
     def notices(self, prompts: Sequence[Prompt]) -> list[str]:
         """Notes for the user before the run. Raises RequestError for an invalid prompt."""
         if not hasattr(self, "model"):
-            raise RequestError("the pipeline is closed", hint="load it again")
+            raise RequestError("the pipeline is closed", hint="load the pipeline again")
         notices = []
         for prompt in prompts:
             if isinstance(prompt, str) and not prompt.strip() and not self.context:

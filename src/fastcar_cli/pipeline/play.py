@@ -62,7 +62,7 @@ class World:
         self.seed, spec, context = seed, self.spec, self.spec.layout.context
         self.reach = REACH.get(model.name)
         if not spec.conditions:
-            raise RequestError(f"the model {model.name!r} takes no actions", hint="use one that does: table-actions")
+            raise RequestError(f"the model {model.name!r} takes no actions", hint="use table-actions")
         if settings.rule.target is not None:
             raise RequestError("can't be used with play", key="replay.ratio", hint="give a threshold: tau")
         frames = frames[None] if frames.ndim == 3 else frames

@@ -184,7 +184,7 @@ def _check_ratio(config: RunConfig, frames: int, layout: Layout) -> None:
         why = "prompt and first frame never replay" if first else "the prompt never replays"
         age = () if replay.max_age is None else (" and ", Key("replay.max_age"), f" {replay.max_age}")
         said = f"{frames + layout.context} frames", age, f" allow at most {most:.4f}, because {why}"
-        allowed = f"above 0, at most {int(most * 1e4) / 1e4:g}; more frames allow more"
+        allowed = f"above 0, at most {int(most * 1e4) / 1e4:g}; with more frames the ratio may be higher"
         raise RequestError(said, key="replay.ratio", value=f"{replay.ratio:g}", allowed=allowed)
 
 

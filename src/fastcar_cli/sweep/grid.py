@@ -198,7 +198,7 @@ def join_prompts(given: Sequence[str], file: Path | None) -> tuple[list[str], li
             raise RequestError(said, key="prompts", value=file, hint=_MORE) if lines[text] else twice
         lines[text] = line
     if not lines:
-        raise RequestError("no prompt given", hint=("give one, or a file of them: ", Key("prompts")))
+        raise RequestError("no prompt given", hint=("give a prompt, or a file of prompts: ", Key("prompts")))
     notices = [f"{file}: {listed.repeated} entries repeat a prompt and share its video"] if listed.repeated else []
     return list(lines), notices
 

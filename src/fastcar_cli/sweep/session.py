@@ -105,8 +105,8 @@ class Session:
                 self.worker.pipe(replace(every[0][0], **{axis: value}))
         self.groups = shard_of(every, request.shard)
         if not self.groups:
-            grouped = f"the grid has {len(every)} groups, each a dense cell and the cells compared with it"
-            notices.append(f"shard {request.shard} has nothing to do: {grouped}")
+            why = "and a shard computes whole groups; a group is a dense cell and all cells that are compared with it"
+            notices.append(f"shard {request.shard} has nothing to do: the grid has only {len(every)} groups, {why}")
 
     def fingerprint(self) -> dict[str, Any]:
         """Everything that changes a cell apart from its own parameters, as flat keys."""

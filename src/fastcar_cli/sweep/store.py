@@ -46,7 +46,7 @@ class Finding:
 @contextlib.contextmanager
 def master(folder: Path) -> Iterator[None]:
     """Hold the lock of what a folder's shards share (grid, tables), for a short time. Raises RunError."""
-    busy = RunError(f"another process has locked {folder / LOCK} for two minutes", hint="end it if it is stuck")
+    busy = RunError(f"a process has locked {folder / LOCK} for two minutes", hint="end that process if it is stuck")
     with locked(folder / LOCK, busy, seconds=120):
         yield
 
@@ -67,7 +67,7 @@ def lock_folder(folder: Path, shard: tuple[int, int] | None = None) -> Iterator[
                 with contextlib.suppress(OSError, ValueError):
                     holder = file_text(other.with_name(f"{other.name}.txt"))
                 busy = f"{folder}: another sweep runs in this folder: {holder}"
-                lock = locked(other, RequestError(busy, hint="wait for it, or name another folder"))
+                lock = locked(other, RequestError(busy, hint="wait until it ends, or use another folder"))
                 if other == mine:
                     held.enter_context(lock)
                     continue
@@ -128,7 +128,7 @@ class Store:
                 raise ValueError(f"key 'format' is {data['format']!r}, allowed: {FORMAT!r}")
             before, self.axes = dict(data["fingerprint"]), checked(Grid, data["plan"], self.file, "plan")
         except (OSError, ValueError, KeyError, TypeError) as e:
-            raise RequestError(f"{self.file} is damaged: {e}", hint="restore it, or sweep into a new folder") from None
+            raise RequestError(f"{self.file} is damaged: {e}", hint="restore the file, or use a new folder") from None
         for key in sorted({*before, *fingerprint}):
             was, now = before.get(key, "absent"), fingerprint.get(key, "absent")
             # A sweep may add `--backend fpga-sim` later.

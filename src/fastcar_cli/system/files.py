@@ -298,7 +298,7 @@ def spooled(path: Path) -> Path:
     except OSError:
         return path  # the error appears when the file is read
     if len(data) > MOST_ARRAYS:
-        raise RequestError(f"{path} holds more than {MOST_ARRAYS:,} bytes", hint="give a file")
+        raise RequestError(f"{path} holds more than {MOST_ARRAYS:,} bytes", hint="give a file instead of a pipe")
     text = "" if b"\0" in data else ".csv"
     suffix = next((s for begin, s in _KINDS if data.lstrip(b" \r\n\t").startswith(begin)), text)
     copy = _folder() / f"{path.name}{'.safetensors' if data[8:9] == b'{' else suffix}"
@@ -332,8 +332,7 @@ def read_text(path: Path, what: Text, encoding: str = "utf-8") -> str:
     except FileNotFoundError:
         raise RequestError("there is no such file", where=what) from None
     except UnicodeDecodeError as e:
-        message = f"is not UTF-8: {e.reason} at byte {e.start}"
-        raise RequestError(message, where=what, hint="use UTF-8") from None
+        raise RequestError(f"is not UTF-8: {e.reason} at byte {e.start}", where=what, hint="use UTF-8") from None
     except (OSError, ValueError) as e:  # ValueError: a name that no file can have
         raise RequestError(f"can't be read: {reason_of(e)}", where=what) from None
 

@@ -44,7 +44,7 @@ Store = Callable[[str, Tensor], Mapping[str, Tensor]]
 def _damaged(file: Path, error: Exception) -> RequestError:
     if file.exists() and not os.access(file, os.R_OK):  # safetensors reports it as missing
         return RequestError(f"weights file {file} can't be read: {os.strerror(errno.EACCES)}")
-    return RequestError(f"weights file {file} is damaged: {error}", hint="fetch it again")
+    return RequestError(f"weights file {file} is damaged: {error}", hint="fetch the file again")
 
 
 class _Safetensors:
@@ -117,7 +117,7 @@ _READERS: dict[str, type[_Bin] | type[TorchScriptFile]] = {".bin": _Bin, ".pt": 
 
 def _open(path: Path) -> _File:
     if not path.is_file():
-        raise RequestError(f"weights file {path} is missing", hint="fetch it again")
+        raise RequestError(f"weights file {path} is missing", hint="fetch the file again")
     return _READERS.get(path.suffix, _Safetensors)(path)
 
 

@@ -135,8 +135,9 @@ class TorchScriptFile:
                 return read(archive, roots[0].removesuffix("data.pkl"))
         # A pickle can fail in as many ways as it has instructions.
         except Exception as e:
-            reason = str(e).partition("\n")[0] or type(e).__name__
-            raise RequestError(f"weights file {self.path} can't be read: {reason}", hint="fetch it again") from None
+            why = str(e).partition("\n")[0] or type(e).__name__
+            said = f"weights file {self.path} can't be read: {why}"
+            raise RequestError(said, hint="fetch the file again") from None
 
 
 def _bytes(archive: zipfile.ZipFile, name: str, size: int | None) -> bytearray:

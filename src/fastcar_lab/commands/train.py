@@ -103,7 +103,7 @@ def train(
     base = training.settings(first, seed=seed, device=device, bfloat16=dtype == "bfloat16", compile=compile_, rate=rate)
     base = replace(base, workers=workers)
     base = base if batch is None else replace(base, batch=batch)
-    busy = RequestError(f"-o {output}: another run trains there", hint="wait for it, or choose another folder")
+    busy = RequestError(f"-o {output}: another run trains there", hint="wait until it ends, or choose another folder")
     try:
         with locked(output / ".lock", busy):
             folder = stages.run(

@@ -88,7 +88,7 @@ def showcase(
     given = seeds or [0]
     numbers = given * len(prompts) if len(given) == 1 else given
     if len(numbers) != len(prompts):
-        raise RequestError(f"{len(numbers)} --seed for {len(prompts)} prompts", hint="give one each, or one for all")
+        raise RequestError(f"{len(numbers)} --seed for {len(prompts)} prompts", hint="give one seed, or one per prompt")
     ratios = draw(output, model, prompts, numbers, tau=tau, columns=columns, scale=scale, replayed=replayed)
     for prompt, seed, ratio in zip(prompts, numbers, ratios, strict=True):
         typer.echo(f"seed {seed}, replayed {ratio:.1%}: {prompt}")

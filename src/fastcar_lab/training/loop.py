@@ -60,7 +60,7 @@ def remaining_steps(
         if changed:
             raise RequestError(
                 f"{checkpoint} belongs to another run: {'; '.join(changed)}",
-                hint="use the settings it began with, or another folder",
+                hint="use the settings that the run began with, or another folder",
             )
         model.load_state_dict(saved["model"])
         for optimizer, kept in zip(optimizers, saved["optimizers"], strict=True):

@@ -155,8 +155,7 @@ def read_scenery(ids: Sequence[int], spec: MapSpec) -> Scenery:
         if kind in looks:
             looks[kind] = value
             if kind == "shape":
-                sizes = len(spec.mass)
-                reach, mass = spec.reach[value * sizes + looks["size"]], spec.mass[looks["size"]]
+                reach, mass = spec.reach[value * len(spec.mass) + looks["size"]], spec.mass[looks["size"]]
                 scenery.things.append(_Thing(reach, mass, **looks))
         elif kind in ("floor", "light", "pan", "shift"):
             setattr(scenery, kind, value)

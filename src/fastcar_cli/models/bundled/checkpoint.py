@@ -67,7 +67,8 @@ class BundledCheckpoint(Checkpoint):
         if (kind := data.get("model_type")) is not None:
             allowed = "'vila_u_llama' with the folders llm, vision_tower, mm_projector beside it"
             raise RequestError(f"{file}: key 'model_type' is {kind!r}, allowed: {allowed}")
-        raise RequestError(f"{file}: key 'format' is {data.get('format')!r}, allowed: {FORMAT!r}")
+        given = repr(data["format"]) if "format" in data else "missing"
+        raise RequestError(f"{file}: key 'format' is {given}, allowed: {FORMAT!r}")
 
     def files(self, name: str = "model.safetensors") -> tuple[Path, ...]:
         """A file of this folder, then the base's. Raises RequestError like `base`."""

@@ -59,10 +59,10 @@ class LlamaCheckpoint(Released):
         """The folder of each of `WEIGHTS`."""
 
     def _files(self, part: str) -> list[Path]:
-        folder, hint = self.parts[part], "only safetensors are read: other files of weights may run code"
-        if other := next((file for file in sorted(folder.glob("*")) if file.suffix in (".bin", ".pt", ".ckpt")), None):
-            hint = f"{other.name} is not read, {hint}"
-        return weight_files(folder, (WEIGHTS[part],), (".safetensors",), hint=f"{hint} when they are opened")
+        folder = self.parts[part]
+        other = next((f", not {f.name}" for f in sorted(folder.glob("*")) if f.suffix in (".bin", ".pt", ".ckpt")), "")
+        hint = f"fastcar reads only safetensors{other}, because opening other weights files may run code"
+        return weight_files(folder, (WEIGHTS[part],), (".safetensors",), hint=hint)
 
     def weight_files(self) -> list[Path]:
         """See `Checkpoint`."""

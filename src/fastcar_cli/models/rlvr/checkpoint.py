@@ -92,7 +92,7 @@ class RLVRCheckpoint(LlamaCheckpoint):
         names = " or ".join(f"thuml/{name} ({kind}-step)" for kind, name in TOKENIZERS.items())
         raise RequestError(
             f"{self.folder} has no tokenizer beside it",
-            hint=(f"copy {names} there, or give its folder: ", Key("tokenizer"), " FOLDER"),
+            hint=(f"copy {names} there, or give a tokenizer's folder: ", Key("tokenizer"), " FOLDER"),
         )
 
     @property

@@ -40,8 +40,8 @@ def _levels(file: Path, config: _Frame | _Compressive, key: str, *, lists: bool 
     whole = isinstance(given, list) and given and all(type(n) is int and n > 1 for n in given)
     if lists and whole and math.prod(given) <= _MOST_CODES:
         return tuple(given)
-    allowed = ", ".join(map(str, LEVELS))
-    raise wrong(file, key, given, f"one of {allowed}" + ", or a list of numbers from 2" * lists)
+    listed = ", or a list of whole numbers that are at least 2 and have a product of at most 2^24" * lists
+    raise wrong(file, key, given, f"one of {', '.join(map(str, LEVELS))}".replace(", 16", " or 16") + listed)
 
 
 def read_tokenizer(file: Path) -> FrameTokenizerSpec | CompressiveSpec:

@@ -61,7 +61,7 @@ class LlamaTokenizer:
         prompt = text_of(prompt)
         for token in _RESERVED:
             if token in prompt:
-                raise RequestError(f"the prompt holds {token!r}, a special token of the model", hint="leave it out")
+                raise RequestError(f"the prompt holds the special token {token!r}", hint="leave this token out")
         ids = self.encode(prompt)
         if len(ids) > self._limit:
             raise RequestError(

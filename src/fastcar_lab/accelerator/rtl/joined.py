@@ -93,7 +93,7 @@ class MLPLayer:
                 hint="use whole words of the array for tiles and vectors, and whole groups of lanes for gate and up",
             )
         if self.rates.macs != macs or self.rates.bytes > macs:
-            raise RequestError("layer.sv reads one word of weights per cycle", hint="use a memory that delivers one")
+            raise RequestError("layer.sv reads one word of weights per cycle", hint="use a memory of one word")
 
     def run(self, preset: Preset) -> tuple[list[Row], int]:
         """The rows and the cycles of the layer on a preset's cores."""
