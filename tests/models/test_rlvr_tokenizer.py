@@ -337,7 +337,7 @@ def test_levels_by_number_or_as_a_list(number: Any, codes: int, tmp_path: Path) 
         (FRAME_CONFIG, {"fsq_levels": True}, "'fsq_levels' is True"),
         (FRAME_CONFIG, {"norm_num_groups": 24}, r"'norm_num_groups' is 24, expected a divisor"),
         (FRAME_CONFIG, {"block_out_channels": 128}, "'block_out_channels' is 128, expected a valid tuple"),
-        (FRAME_CONFIG, {"up_block_types": ["UpDecoderBlock2D"]}, "'up_block_types' is .*, expected 2 of them"),
+        (FRAME_CONFIG, {"up_block_types": ["UpDecoderBlock2D"]}, "'up_block_types' is .*, expected 2 entries"),
         (FRAME_CONFIG, {"down_block_types": ["AttnDown"] * 2}, "'down_block_types.0' is 'AttnDown', expected"),
         (FRAME_CONFIG, {"norm_type": "spatial"}, "'norm_type' is 'spatial', expected 'group'"),
         (FRAME_CONFIG, {"in_channels": 4}, "'in_channels' is 4, expected 3"),

@@ -30,8 +30,8 @@ def parse_metrics(text: str | None, lpips: Path | None) -> tuple[str, ...]:
         hint = ("add ", Key("lpips_weights"), " FILE: torchvision's AlexNet (alexnet-owt-7be5be79.pth) or VGG16")
         raise RequestError(said, key="metrics", value="lpips", hint=hint)
     if lpips is not None and "lpips" not in chosen:
-        hint = ("add lpips to ", Key("metrics"), ", or leave ", Key("lpips_weights"), " out")
-        raise RequestError(("lpips is not among ", Key("metrics")), key="lpips_weights", hint=hint)
+        ways = ("add lpips to ", Key("metrics"), ", or leave ", Key("lpips_weights"), " out")
+        raise RequestError(("lpips is not among ", Key("metrics")), key="lpips_weights", hint=ways)
     return tuple(n for n in NAMES if n in chosen)
 
 
