@@ -28,8 +28,8 @@ def fpga(
         "vila-u-7b", help=f"Model whose shapes are emulated without FILE: {MODELS}.", autocompletion=a_model
     ),
     rows: int = typer.Option(16, help="Rows of the batch, at most 32.", min=1, max=32),
-    frames: int = typer.Option(8, help="Frames of the video.", min=1, max=4096),
-    prompt_tokens: int = typer.Option(100, help="Tokens of the prompt.", min=1, max=2**20),
+    frames: int = typer.Option(8, help="Number of frames of the video.", min=1, max=4096),
+    prompt_tokens: int = typer.Option(100, help="Number of tokens of the prompt.", min=1, max=2**20),
     replay: str = typer.Option("0,0.2,0.5,0.8", help="Replay ratios of random decisions, as shares of all MLPs."),
     *,
     flags: Flags,

@@ -185,17 +185,17 @@ def bench(
     shape: Annotated[
         str, typer.Option(help="mini, table or table-dense, or layers of vila-u-7b or a cosmos-predict1-... model.")
     ] = "mini",
-    layers: Annotated[int, typer.Option(help="Layers of a shape but mini.", min=1)] = 2,
+    layers: Annotated[int, typer.Option(help="Number of layers of vila-u-7b or cosmos-predict1.", min=1)] = 2,
     context: Annotated[
         str | None, typer.Option(help="Tokens attended to, comma-separated. [default: by shape]")
     ] = None,
     rows: Annotated[int | None, typer.Option(help="Rows of the batch. [default: 1, or 2]", min=1)] = None,
-    passes: Annotated[int | None, typer.Option(help="Passes a turn. [default: 48, or 6]", min=1)] = None,
-    turns: Annotated[int, typer.Option(help="Turns; a first one only warms up.", min=1)] = 9,
+    passes: Annotated[int | None, typer.Option(help="Passes per turn. [default: 48, or 6]", min=1)] = None,
+    turns: Annotated[int, typer.Option(help="Timed turns, after one that only warms up.", min=1)] = 9,
     threads: Annotated[
         int | None, typer.Option(help="CPU threads. [default: all, for mini two at most]", min=1)
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N, auto.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:N or auto.")] = "cpu",
     llama_cpp: Annotated[
         bool, typer.Option("--llama-cpp", help="Also llama.cpp on files of the same shape; needs the extra llama-cpp.")
     ] = False,
@@ -219,7 +219,7 @@ def bench(
         int | None, typer.Option(help="Frames of --video or --clip. [default: as trained]", min=2)
     ] = None,
     replay_ratio: Annotated[
-        float, typer.Option(help="MLPs replayed in the second go of --video or --clip.", min=0, max=1)
+        float, typer.Option(help="Share of MLPs that replay in the second run of --video or --clip.", min=0, max=1)
     ] = 0.8,
     tokens: Annotated[
         int | None, typer.Option(help="Decode so many tokens of --video, from its middle; estimate the rest.", min=2)

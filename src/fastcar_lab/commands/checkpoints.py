@@ -20,19 +20,19 @@ def dummy(
     ctx: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Folder to write.")],
     format_: Annotated[
-        str, typer.Option("--format", help="Whose shapes: vila-u, ivideogpt, cosmos or rlvr.")
+        str, typer.Option("--format", help="Model with the same shapes: vila-u, ivideogpt, cosmos or rlvr.")
     ] = "vila-u",
     layers: Annotated[
         int | None, typer.Option(help="Layers of vila-u or cosmos. [default: 2, or all of cosmos]", min=1)
     ] = None,
-    shards: Annotated[int, typer.Option(help="Files of weights of vila-u's decoder.", min=1)] = 1,
+    shards: Annotated[int, typer.Option(help="Number of weights files of vila-u's decoder.", min=1)] = 1,
     medium: Annotated[bool, typer.Option("--medium", help="ivideogpt with 436 M parameters instead of 138 M.")] = False,
     pixels: Annotated[int, typer.Option(help="Side of ivideogpt's frames: 64 or 256.")] = 64,
-    context: Annotated[int, typer.Option(help="Context frames of ivideogpt.", min=1)] = 2,
+    context: Annotated[int, typer.Option(help="Number of context frames of ivideogpt.", min=1)] = 2,
     actions: Annotated[
         int | None, typer.Option(help="Numbers of an action of ivideogpt. [default: it takes none]", min=1)
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="Of the weights. [default: bfloat16, or float32]")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Format of the weights. [default: bfloat16, or float32]")] = None,
     size: Annotated[str, typer.Option(help="Which cosmos model: 4b, 5b, 12b or 13b.")] = "4b",
     debug: Debug = False,
 ) -> None:
@@ -74,7 +74,7 @@ def dummy(
 
 
 def store(
-    model: Annotated[str, typer.Argument(help="Name or folder.")],
+    model: Annotated[str, typer.Argument(help="Name or folder of the model.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write.")],
     base: Annotated[
         str | None, typer.Option(help="Name of a folder beside the output. What it holds too is left out.")
@@ -119,7 +119,7 @@ def conversion_error(
     folders: Annotated[list[str] | None, typer.Argument(help="Folders that it was converted to.")] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="Prompt; repeat it. [default: two of the bundled]")] = None,
     fpga: Annotated[list[str] | None, typer.Option(help="Accelerator preset or YAML file; repeat it.")] = None,
-    frames: Annotated[int, typer.Option(help="Frames that are decoded.", min=1)] = 2,
+    frames: Annotated[int, typer.Option(help="Number of frames to decode.", min=1)] = 2,
     debug: Debug = False,
 ) -> None:
     """Decode prompts in float32, run each weight format on these codes, and print its error as a line of JSON."""

@@ -40,13 +40,13 @@ def default_model() -> str:
 
 
 def claims(
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder of videos, data, plots and page.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for videos, data, plots and page.")],
     model: Annotated[
         list[str] | None, typer.Option(help="Bundled or hub name, or folder; repeat it. Default: table-dense or mini.")
     ] = None,
     prompts: Annotated[int, typer.Option(help="Prompts, captions never trained on of each kind of scene.", min=1)] = 32,
-    prompts_file: Annotated[Path | None, typer.Option(help="File with one prompt a line, in their place.")] = None,
-    seeds: Annotated[int, typer.Option(help="Videos a prompt, with seeds from 0.", min=1)] = 2,
+    prompts_file: Annotated[Path | None, typer.Option(help="File of prompts to use instead, one per line.")] = None,
+    seeds: Annotated[int, typer.Option(help="Videos per prompt, with seeds from 0.", min=1)] = 2,
     claim: Annotated[
         str | None, typer.Option(help="Numbers of claims with commas between them. [default: all]")
     ] = None,

@@ -44,7 +44,7 @@ def drafts(
     leave_out: Annotated[
         str | None, typer.Option(help="Without the captions among them that hold this text, such as pan.")
     ] = None,
-    windows: Annotated[str, typer.Option(help="Windows with commas between them.")] = "4,8,16,32",
+    windows: Annotated[str, typer.Option(help="Draft windows with commas between them.")] = "4,8,16,32",
     kinds: Annotated[str, typer.Option(help="Kinds that are decoded, beside the count from codes.")] = "frame,jacobi",
     against: Annotated[
         str | None,
@@ -108,7 +108,7 @@ def drafts(
 
 def draft_cost(
     model: Models = None,
-    prompts: Annotated[int, typer.Option(help="Videos, each decoded four times.", min=1)] = 20,
+    prompts: Annotated[int, typer.Option(help="Number of videos; each is decoded four times.", min=1)] = 20,
     set_: Overrides = None,
     as_json: Json = False,
     form: Format = "table",

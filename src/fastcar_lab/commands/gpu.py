@@ -13,9 +13,9 @@ from fastcar_cli.cli.options import Debug
 
 
 def gpu_check(
-    output: Annotated[Path, typer.Option("-o", "--output", help="JSON; the page has its name with .md.")] = Path(
-        "gpu-check.json"
-    ),
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="JSON file to write; the page gets its name with .md.")
+    ] = Path("gpu-check.json"),
     device: Annotated[
         str, typer.Option(help="cuda, cuda:N, or cpu, which interprets the kernels at toy size.")
     ] = "cuda",

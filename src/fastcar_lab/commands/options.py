@@ -7,5 +7,5 @@ from typing import Annotated
 
 import typer
 
-Plot = Annotated[Path, typer.Option("-o", "--output", help="File of the plot.")]
-Seed = Annotated[int, typer.Option(help="Seed of what is drawn.", min=0)]
+Plot = Annotated[Path, typer.Option("-o", "--output", help="File for the plot.")]
+Seed = Annotated[int, typer.Option(help="Seed of the random choices.", min=0)]

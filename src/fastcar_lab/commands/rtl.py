@@ -13,7 +13,7 @@ from fastcar_cli.errors import RequestError
 
 
 def rtl(
-    trace: Annotated[Path | None, typer.Argument(metavar="[TRACE]", help="File of `generate --trace`.")] = None,
+    trace: Annotated[Path | None, typer.Argument(metavar="[TRACE]", help="File that `generate --trace` saved.")] = None,
     preset: Accelerator = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder for the RTL and its inputs.")] = None,
     passes: Annotated[

@@ -12,13 +12,13 @@ from fastcar_cli.cli.options import Debug
 
 def speed(
     ctx: typer.Context,
-    output: Annotated[Path, typer.Option("-o", "--output", help="JSON; the table has its name with .md.")],
-    turns: Annotated[int, typer.Option(help="Turns, and seeds of the videos.", min=1)] = 5,
-    models: Annotated[str, typer.Option(help="Bundled models, comma-separated.")] = "mini,table,table-dense",
+    output: Annotated[Path, typer.Option("-o", "--output", help="JSON file; the table gets its name with .md.")],
+    turns: Annotated[int, typer.Option(help="Number of turns, and of seeds of the videos.", min=1)] = 5,
+    models: Annotated[str, typer.Option(help="Bundled models to time, comma-separated.")] = "mini,table,table-dense",
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 2,
-    llama_cpp: Annotated[bool, typer.Option("--llama-cpp", help="Also llama.cpp.")] = False,
-    ik_llama_cpp: Annotated[bool, typer.Option("--ik-llama-cpp", help="Also ik_llama.cpp.")] = False,
-    openvino: Annotated[bool, typer.Option("--openvino", help="Also OpenVINO, with --passes.")] = False,
+    llama_cpp: Annotated[bool, typer.Option("--llama-cpp", help="Also time llama.cpp.")] = False,
+    ik_llama_cpp: Annotated[bool, typer.Option("--ik-llama-cpp", help="Also time ik_llama.cpp.")] = False,
+    openvino: Annotated[bool, typer.Option("--openvino", help="Also time OpenVINO, with --passes.")] = False,
     passes: Annotated[
         bool,
         typer.Option("--passes", help="Instead, passes of 1 to 32 tokens with the kernels in use, beside all rivals."),

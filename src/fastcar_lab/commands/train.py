@@ -52,9 +52,9 @@ def train(
         int | None, typer.Option(help="Videos per step. [default: 4; table: 16 short clips; table-actions: 32]", min=1)
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights and data.", min=0, max=2**63 - 1)] = 0,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device: cpu or cuda.")] = "cpu",
     dtype: Annotated[
-        str, typer.Option(help="bfloat16, or float32 (faster on processors without bfloat16 units).")
+        str, typer.Option(help="Format: bfloat16, or float32 (faster on processors without bfloat16 units).")
     ] = "bfloat16",
     rate: Annotated[float, typer.Option(help="Learning-rate factor; use about 0.3 with --model.", min=0.001)] = 1.0,
     compile_: Annotated[

@@ -16,7 +16,7 @@ from fastcar_lab.commands.options import Plot, Seed
 
 
 def evaluate(
-    world: Annotated[str, typer.Option(help="mini, table or table-actions.")] = "mini",
+    world: Annotated[str, typer.Option(help="World: mini, table or table-actions.")] = "mini",
     model: Annotated[
         str | None, typer.Option(help="Name or folder. [default: the world's own; none with --truth or a FILE]")
     ] = None,
@@ -24,7 +24,7 @@ def evaluate(
     seed: Seed = 1,
     batch: Annotated[int, typer.Option(help="Videos that are decoded together.", min=1)] = 25,
     tau: Annotated[str, typer.Option(help="Thresholds with ; between them. A dense one is the reference.")] = "off",
-    ratio: Annotated[str, typer.Option(help="Replay ratios to hold, the same way.")] = "",
+    ratio: Annotated[str, typer.Option(help="Replay ratios to reach, with ; between them.")] = "",
     truth: Annotated[bool, typer.Option("--truth", help="Judge rendered videos.")] = False,
     tokenizer: Annotated[
         str | None, typer.Option(help="Measure a tokenizer: that of a model, or a FILE of a training.")
@@ -56,9 +56,9 @@ def evaluate(
 
 def contact_sheet(
     output: Plot,
-    model: Annotated[str, typer.Option(help="Name or folder.")] = "mini",
-    tau: Annotated[str, typer.Option(help="Threshold of replay.")] = "off",
-    count: Annotated[int, typer.Option(help="Videos.", min=1)] = 48,
+    model: Annotated[str, typer.Option(help="Name or folder of the model.")] = "mini",
+    tau: Annotated[str, typer.Option(help="Replay threshold.")] = "off",
+    count: Annotated[int, typer.Option(help="Number of videos.", min=1)] = 48,
     seed: Seed = 77,
     debug: Debug = False,
 ) -> None:
@@ -72,11 +72,11 @@ def contact_sheet(
 def showcase(
     output: Plot,
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="What the videos show.")],
-    model: Annotated[str, typer.Option(help="Name or folder.")] = "mini",
+    model: Annotated[str, typer.Option(help="Name or folder of the model.")] = "mini",
     seeds: Annotated[
-        list[int] | None, typer.Option("--seed", help="Repeat it for a seed each; one is for all. [default: 0]")
+        list[int] | None, typer.Option("--seed", help="Seed; repeat it for one seed per video. [default: 0]")
     ] = None,
-    tau: Annotated[str, typer.Option(help="Threshold of replay.")] = "off",
+    tau: Annotated[str, typer.Option(help="Replay threshold.")] = "off",
     columns: Annotated[int, typer.Option(help="Videos in a row.", min=1)] = 4,
     scale: Annotated[int, typer.Option(help="Times as large as the model draws them.", min=1)] = 2,
     replayed: Annotated[bool, typer.Option("--replayed", help="Beside each video show what was replayed.")] = False,
@@ -111,7 +111,7 @@ def longer(
 
 def clips(
     folder: Annotated[Path, typer.Argument(help="Folder to write.")],
-    count: Annotated[int, typer.Option(help="Clips.", min=1)] = 3,
+    count: Annotated[int, typer.Option(help="Number of clips.", min=1)] = 3,
     seed: Seed = 1,
     debug: Debug = False,
 ) -> None:
@@ -123,8 +123,8 @@ def clips(
 
 
 def sessions(
-    model: Annotated[str, typer.Option(help="Name or folder.")] = "table-actions",
-    count: Annotated[int, typer.Option(help="Sessions.", min=1)] = 20,
+    model: Annotated[str, typer.Option(help="Name or folder of the model.")] = "table-actions",
+    count: Annotated[int, typer.Option(help="Number of sessions.", min=1)] = 20,
     frames: Annotated[int, typer.Option(help="Frames of each session.", min=20)] = 600,
     seed: Seed = 2,
     unsettled: Annotated[bool, typer.Option("--unsettled", help="Carry frames over as they were drawn.")] = False,
@@ -165,7 +165,7 @@ def curves(
 
 def replay_plot(
     before: Annotated[Path, typer.Argument(help="What evaluate printed for a model before the replay stage.")],
-    after: Annotated[Path, typer.Argument(help="The same after it.")],
+    after: Annotated[Path, typer.Argument(help="What evaluate printed after that stage.")],
     output: Plot,
     debug: Debug = False,
 ) -> None:
