@@ -222,13 +222,13 @@ def explain_layer(emulator: Emulator, computing: int, rows: int | None = None) -
         f"{attention:,.0f} cycles",
         *([f"steps that wait for each other while no weights stream (chain) = {chain:,} cycles"] if chain else []),
         f"layer = {layer:,.0f} cycles = {layer * preset.seconds_per_cycle * 1e3:.3f} ms",
-        *("", "energy of the MLP by the model `activity`, the sum of these four lines:"),
+        *("", "energy of the MLP by the energy model `activity`, the sum of these four lines:"),
         f"  memory {weight_bytes:,.0f} bytes x 8 x {bit:g} pJ = {weight_bytes * 8 * bit * 1e-9:.4f} mJ",
         f"  MACs {macs:,} x {prices.mac.value:g} pJ = {macs * prices.mac.value * 1e-9:.4f} mJ",
         f"  buffer 2 x {buffered:,} bytes x {prices.buffer.value:g} pJ = "
         f"{2 * buffered * prices.buffer.value * 1e-9:.4f} mJ",
         f"  idle {power.idle.value:g} W x {mlp_ms:.3f} ms = {power.idle.value * mlp_ms:.4f} mJ",
-        f"energy of the MLP by the model `constant`: board power {power.board.value:g} W x {mlp_ms:.3f} ms = "
+        f"energy of the MLP by the energy model `constant`: board power {power.board.value:g} W x {mlp_ms:.3f} ms = "
         f"{power.board.value * mlp_ms:.4f} mJ",
         *("", "constants:"),
     ]

@@ -100,7 +100,7 @@ def test_a_header_of_numbers_is_no_row(run: Run, pushed: Path) -> None:
         assert _seen(run(*ask, "h.csv"), pushed) == meant, text
     (pushed / "h.csv").write_text("0,1\n1,0\n")
     done = run(*ask, "h.csv")
-    assert done.returncode == 2 and "numbers or names of columns?" in done.stderr
+    assert done.returncode == 2 and "may be column names or an action" in done.stderr
 
 
 def test_prompt_files_have_lines_and_comments(run: Run, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ class VideoOptions(Options):
         help="File of actions, one row per frame: .npz, .npy, .csv, .tsv or .json. [default: those in an .npz input]",
     )
     names: str | None = typer.Option(None, hidden=True, help="vbench: link to each video: vbench/{prompt}-{index}.mp4.")
-    shard: str | None = typer.Option(None, help="Do only part k of n parts of the work: k/n, such as 3/8.")
+    shard: str | None = typer.Option(None, help="Do one part of the work: k/n, such as 3/8 for part 3 of 8.")
     engine: str = typer.Option(
         "local", help="Where to run: local, or ray for a Ray cluster.", autocompletion=words(("local", "ray"))
     )
