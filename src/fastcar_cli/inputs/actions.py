@@ -155,9 +155,7 @@ def _csv(text: str, what: Text, frames: int) -> list[list[float]]:
     if "." in text.partition(first)[2] or len(rows) == frames + 1:
         return rows[1:]
     if len(rows) == frames:
-        hint = (
-            f"name columns with words, or write the action as {separator.join(f'{n}.0' for n in range(len(rows[0])))}"
-        )
+        hint = f"name columns with words, or write an action as {separator.join(f'{n}.0' for n in range(len(rows[0])))}"
         raise RequestError(f"line 1, {first.strip()}, may be column names or an action", where=what, hint=hint)
     return rows
 
