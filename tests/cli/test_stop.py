@@ -85,6 +85,26 @@ def test_a_signal_keeps_finished_frames_under_json(tmp_path: Path, number: signa
     assert {*(tmp_path / "out").iterdir()} == {*files, *(f.with_suffix(".json") for f in files)}
 
 
+EARLY = """
+import os, signal, sys
+number = int(sys.argv.pop())
+signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+from fastcar_cli.cli import app
+parse = app.Commands.parse_args
+app.Commands.parse_args = lambda *given: os.kill(os.getpid(), number) or parse(*given)
+app.main()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_arguments_are_read_sets_the_status(number: signal.Signals) -> None:
+    command = [sys.executable, "-c", EARLY, "models", str(int(number))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 128 + number, done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.slow
 def test_sigterm_before_the_first_frame_leaves_nothing(tmp_path: Path) -> None:
     status, stdout, stderr = _stopped(tmp_path, 0, signal.SIGTERM, "generate", PROMPT, "--samples", "2")

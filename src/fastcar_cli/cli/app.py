@@ -166,6 +166,10 @@ def main() -> None:
     except KeyboardInterrupt as e:
         _panel("stopped", None)
         sys.exit(status(e))
+    except SystemExit as e:
+        # While typer reads the arguments, it ends with 130 after any signal.
+        stop = getattr(e.__context__, "__cause__", None)
+        sys.exit(status(stop) if isinstance(stop, KeyboardInterrupt) else e.code)
     except Exception as e:
         if debug:
             raise
