@@ -204,7 +204,7 @@ class NativeExecutor(HostExecutor):
         most = PREFILL_PASS // rows
         # Of the last block only keys and values are needed, and the MLP outputs that `fill` stores.
         stored = batch.replay is not None or batch.observers.on_prompt is not None
-        results = padded - max(1, min(prompts.aligned, batch.frame) if stored else 1)
+        results = max(prompts.reused, padded - max(1, min(prompts.aligned, batch.frame) if stored else 1))
         for layer, block in enumerate(self._blocks):
             run = native.DecoderPass(
                 [block],
@@ -225,7 +225,7 @@ class NativeExecutor(HostExecutor):
                 heads[:, 0, ..., : prompts.reused, :] = torch.stack(
                     [cached[layer][chosen][:, :, : prompts.reused] for cached in (batch.cache.k, batch.cache.v)]
                 )
-            needed = prompts.reused if block is not self._blocks[-1] else max(prompts.reused, results)
+            needed = results if block is self._blocks[-1] else prompts.reused
             begins = [*range(prompts.reused, needed, most), *range(needed, padded, most), padded]
             for first, last in pairwise(begins):
                 part, places, mask = x[:, first:last].contiguous(), None, None
