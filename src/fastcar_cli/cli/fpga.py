@@ -37,17 +37,17 @@ def fpga(
         "eligible", help="Passes in which random decisions may replay: eligible (after the first frame), or all."
     ),
     pair_correlation: float = typer.Option(
-        0.0, help="Probability that the rows of a pair share a random decision.", min=0, max=1
+        0.0, help="Probability that both rows of a guided video share a random decision.", min=0, max=1
     ),
     profile: Literal["flat", "valley"] = typer.Option(
         "flat", help="How the random replay ratio varies over the layers: flat, or valley (lowest in the middle)."
     ),
     seed: int = typer.Option(0, help="Seed of random decisions.", min=0, max=2**63 - 1),
-    table: bool = typer.Option(False, "--table", help="Compare emulated figures with those of the preset's paper."),
+    table: bool = typer.Option(False, "--table", help="Compare emulated figures with the published ones."),
     drafts: bool = typer.Option(
         False, "--drafts", help="Print the speedup from drafts on VILA-U 7B. With --drafts the default of --rows is 2."
     ),
-    explain: bool = typer.Option(False, "--explain", help="Print each term of one layer's cycles and joules."),
+    explain: bool = typer.Option(False, "--explain", help="Print the terms of one layer's cycles and joules."),
     report: Path | None = typer.Option(None, help="Folder for CSV files of cycles, bandwidth and energy."),
     as_json: Json = False,
 ) -> None:

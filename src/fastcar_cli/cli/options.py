@@ -110,7 +110,7 @@ class GenerateOptions(VideoOptions):
         False, "--keep-going", help="Skip invalid prompts and make the others; the exit status is 1 if any was skipped."
     )
     text_embedding: Path | None = typer.Option(
-        None, metavar="FILE", help="File (.npy, .pt, ...) with a text encoder's output, up to 512 rows."
+        None, metavar="FILE", help="File (.npy, .pt, ...) with a text encoder's output, up to 512 vectors."
     )
     from_: Path | None = typer.Option(None, "--from", help="Reproduce a video from the recipe in its file.")
     continued: Path | None = typer.Option(
@@ -124,7 +124,7 @@ class GenerateOptions(VideoOptions):
         "Several videos, a prompt file or an existing folder always give a folder of videos. "
         "[default: named after the prompt]",
     )
-    force: bool = typer.Option(False, "--force", help="Overwrite an existing -o FILE, or videos of a list (--seeds).")
+    force: bool = typer.Option(False, "--force", help="Overwrite existing, different videos at -o.")
     preview: bool = typer.Option(False, "--preview", help="Show decoded frames in the terminal.")
     report_to: Path | None = typer.Option(None, "--report", hidden=True, help="Folder for the accelerator's CSV files.")
     trace_to: Path | None = typer.Option(None, "--trace", help="Save the replay decisions (.npz) for `fastcar fpga`.")

@@ -41,16 +41,16 @@ class SweepOptions(VideoOptions):
     replay_ratio: str | None = _list("Target replay ratios, in addition to --tau.")
     score: str | None = _list(f"Scores that decide on replay: {{}}. {_OWN}", AXES["score"])
     axis: str | None = _list(
-        "Sweep all values of score (at ratios 0.2,0.5,0.8), gate, or draft (lengths 4,8,16).",
+        "Sweep one key over all values: score (at ratios 0.2,0.5,0.8), gate, or draft (lengths 4,8,16).",
         ("score", "gate", "draft"),
     )
     draft: str | None = _list("Drafts: {}. [default: off]", AXES["draft"])
     draft_window: str | None = _list("Draft lengths for --draft. [default: 16]")
     seeds: str = typer.Option("0", help="Seeds, such as 0-3 or 0,5,7.")
     window: str | None = _list(f"Attention windows in tokens, or off. {_OWN}")
-    gate: str | None = _list(f"Whether rows replay alone or in pairs: {{}}. {_OWN}", AXES["gate"])
+    gate: str | None = _list(f"Whether a guided video's rows decide alone or together: {{}}. {_OWN}", AXES["gate"])
     backend: str | None = _list(f"Backends: {{}}. {_OWN}", AXES["backend"])
-    repeats: int = typer.Option(3, help="Timed decodes per cell.", min=1, max=1000)
+    repeats: int = typer.Option(3, help="Timed decodes per video and setting.", min=1, max=1000)
     metrics: str | None = _list("Metrics: {}. [default: all but lpips]", METRICS)
     lpips_weights: Path | None = typer.Option(None, help="State dict of torchvision's AlexNet or VGG16 for lpips.")
 

@@ -55,7 +55,7 @@ class GenerationKeys(Section):
     frames: int | None = setting(None, "number of frames, context frames included", by_model=True, common=True, ge=1)
     context: int | None = setting(None, "number of input frames to continue from: 1 or 9", by_model=True, ge=1)
     context_policy: choices.ContextPolicy | None = setting(
-        None, "stop refuses frames beyond a full context; roll restarts the context from its last frames", by_model=True
+        None, "with a full context, stop refuses more frames; roll restarts from the last frames", by_model=True
     )
     size: str | None = setting(None, "frame size WIDTHxHEIGHT, if the model has several", by_model=True, pattern=SIZES)
     seed: int | None = setting(None, "seed of the first video", unset="random, printed", common=True, ge=0, lt=2**63)
@@ -79,7 +79,7 @@ class SamplingKeys(Section):
         None, "sampling temperature; 0 always selects the most likely code", by_model=True, common=True, ge=0, le=1000
     )
     top_k: int | None = setting(None, "sample from the k most likely codes; 0 samples from all", by_model=True, ge=0)
-    top_p: float | None = setting(None, "total probability of the codes to sample from", by_model=True, gt=0, le=1)
+    top_p: float | None = setting(None, "nucleus sampling: total probability of the codes", by_model=True, gt=0, le=1)
     first_frame_top_p: float | None = setting(None, "top_p for the first frame", flag=None, by_model=True, gt=0, le=1)
 
     @field_validator("temperature", mode="after")
@@ -103,16 +103,16 @@ class ReplayKeys(Section):
         None, "target replay ratio, such as 0.8; a controller sets tau", flag="--replay-ratio", common=True, gt=0, lt=1
     )
     controller: choices.Controller = setting("layer", "whether all layers share one tau or each has its own", flag=None)
-    score: choices.Score = setting("tas", "score to compare with the threshold", common=True)
+    score: choices.Score = setting("tas", "score that replay compares with tau", common=True)
     tas: choices.TasDefinition | None = setting(
-        None, "definition of the temporal attention score: query after or before rotary embedding", by_model=True
+        None, "whether the temporal attention score uses queries after or before rotary embedding", by_model=True
     )
-    gate: choices.Gate | None = setting(None, "whether rows of a guided video replay alone or in pairs", by_model=True)
+    gate: choices.Gate | None = setting(None, "whether a guided video's rows decide alone or together", by_model=True)
     max_age: int | None = setting(
         None, "maximum number of consecutive replays of one MLP output", flag="--max-replay-age", unset="no limit", ge=1
     )
     first_frame: int = setting(0, "index of the first decoded frame that may replay, counted from 0", flag=None, ge=0)
-    eligible: choices.Eligible = setting("codes", "tokens that may replay: codes, or codes and delimiters", flag=None)
+    eligible: choices.Eligible = setting("codes", "tokens whose MLPs may replay; all includes delimiters", flag=None)
 
     @field_validator("ratio", mode="after")
     @classmethod
@@ -136,9 +136,9 @@ class DraftKeys(Section):
 
     kind: choices.Draft | None = setting(
         None,
-        "speculative decoding, which makes the same video in fewer passes. frame drafts the previous frame's codes; "
-        "jacobi drafts the codes that the last pass sampled after its first rejected draft, and elsewhere the previous "
-        "frame's codes; auto is jacobi with the draft length that is fastest on this machine",
+        "speculative decoding: the same video in fewer passes. frame drafts the previous frame's codes; jacobi drafts "
+        "the codes that the last pass sampled but discarded, then the previous frame's codes; auto uses jacobi with "
+        "the draft length that is fastest on this machine",
         flag="--draft",
         unset="auto; off in sweep and profile",
         common=True,
@@ -160,7 +160,7 @@ class AttentionKeys(Section):
     window: Annotated[int | None, BeforeValidator(_read_window)] = setting(
         None, "attention window in tokens, or off for full attention", unset="off", common=True, ge=1
     )
-    sinks: int = setting(4, "number of first prompt tokens that stay in the attention window", ge=0)
+    sinks: int = setting(4, "number of tokens at the prompt's start that stay in the window", ge=0)
     kv_dtype: choices.KVDtype = setting("auto", "format of the KV cache; auto uses the model's dtype", common=True)
 
 
@@ -168,7 +168,7 @@ class BackendKeys(Section):
     """Backend of the MLPs."""
 
     name: choices.Backend = setting(
-        "torch", "where MLPs run: on this machine, or on an emulated FPGA accelerator", flag="--backend", common=True
+        "torch", "where MLPs run: fpga-sim is an emulated FPGA accelerator", flag="--backend", common=True
     )
     preset: str | None = setting(
         None,
@@ -183,7 +183,7 @@ class BackendKeys(Section):
 class RuntimeKeys(Section):
     """Device, precision and executor."""
 
-    device: str = setting("auto", "device: auto, cpu, cuda or cuda:N; mps or xpu run plain torch", pattern=DEVICES)
+    device: str = setting("auto", "device: auto, cpu, cuda or cuda:N; mps and xpu use plain torch", pattern=DEVICES)
     dtype: choices.Dtype = setting("auto", "format of the weights, which is fixed in a converted model", common=True)
     pixel_dtype: choices.PixelDtype = setting(
         "float32", "dtype of the pixel decoder; only Cosmos-Predict1 and RLVR-World support bfloat16"

@@ -16,7 +16,7 @@ def broadcast(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Print the time of MLPs and DRS with shared and private weight streams, at three replay ratios."""
+    """Compare emulated cores that share one stream of weights with cores that each read their own."""
     from fastcar_lab.accelerator.broadcast import tables
 
     for line in tables(presets or ()):
@@ -24,7 +24,7 @@ def broadcast(
 
 
 def fit_table(debug: Debug = False) -> None:
-    """Fit the two free constants of the preset paper-u280 to the published table."""
+    """Fit the two free constants of the preset paper-u280 to the latencies in the FastCar paper."""
     from fastcar_fpga.preset import load_preset
     from fastcar_lab.accelerator.published import fit
 
@@ -33,10 +33,10 @@ def fit_table(debug: Debug = False) -> None:
 
 
 def accelerators(
-    folder: Annotated[Path, typer.Argument(help="Where accelerators.md and accelerators.csv are written.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for accelerators.md and accelerators.csv.")],
     debug: Debug = False,
 ) -> None:
-    """Predict published accelerators from their data sheets, and write accelerators.md."""
+    """Predict the speed of published accelerators from their data sheets, and write accelerators.md."""
     from fastcar_lab.accelerator.points import write
 
     for file in write(folder):
@@ -44,10 +44,10 @@ def accelerators(
 
 
 def readings(
-    limit: Annotated[float, typer.Option(help="Largest error of a row that is fitted.", min=0, max=1)] = 0.015,
+    limit: Annotated[float, typer.Option(help="Largest relative error in a listed fit.", min=0, max=1)] = 0.015,
     debug: Debug = False,
 ) -> None:
-    """List the numbers of cores and rows for which a formula fits the published latencies, best fit first."""
+    """List the numbers of cores and batch rows that best explain the latencies in the FastCar paper."""
     from fastcar_lab.accelerator.readings import lines
 
     for line in lines(limit):
@@ -55,14 +55,14 @@ def readings(
 
 
 def rtl_decoded(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the sources; a new one gets them first.")],
-    model: Annotated[str, typer.Option(help="Model that decodes.")] = "mini",
-    preset: Annotated[str, typer.Option(help="Preset in int8-exact.")] = "edge-int8",
-    every: Annotated[int, typer.Option(help="Passes from one that is compared to the next.", min=1)] = 16,
-    seed: Annotated[int, typer.Option(help="Seed of the codes.", min=0)] = 0,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the SystemVerilog; written if new.")],
+    model: Annotated[str, typer.Option(help="Model to decode with.")] = "mini",
+    preset: Annotated[str, typer.Option(help="Accelerator preset with the format int8-exact.")] = "edge-int8",
+    every: Annotated[int, typer.Option(help="Compare every n-th pass.", min=1)] = 16,
+    seed: Annotated[int, typer.Option(help="Seed of the random codes.", min=0)] = 0,
     debug: Debug = False,
 ) -> None:
-    """Compare every number that the SystemVerilog arithmetic computes with the same number in a decode."""
+    """Run the MLPs of a decode in the SystemVerilog arithmetic, and check that every number is equal."""
     from fastcar_fpga.preset import load_preset
     from fastcar_lab.accelerator.decoded import hold
 

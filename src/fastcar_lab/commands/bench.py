@@ -1,12 +1,8 @@
-"""`fastcar lab bench [--shape mini|vila-u-7b|cosmos-predict1-4b] [--json]`: decode passes timed side by side.
+"""`fastcar lab bench`: decode passes timed side by side.
 
 One run times, turn by turn: our engine dense and at forced replay ratios (rows together and alone), with
 torch's and with native kernels, with int8 and int4 weights; transformers' LlamaModel on the same weights; and
-a loop that computes every MLP and then selects. `--generate N` also times N whole `fastcar generate`.
-`--video MODEL` decodes a whole video instead, dense and with replay; `--clip small` predicts a clip with a model of
-iVideoGPT's shape, against transformers' generate; `--busy N` times dense passes on one thread and on several beside
-N processes that keep a core busy; `--window 1,4,16` times passes of so many tokens. `--draft 4,8 --accept 0.9` says
-what drafts bring of which each counts as right with that probability, in passes or in a whole video.
+a loop that computes every MLP and then selects. Options time other work, or more.
 """
 
 from __future__ import annotations
@@ -183,74 +179,77 @@ def _each(
 def bench(
     ctx: typer.Context,
     shape: Annotated[
-        str, typer.Option(help="mini, table or table-dense, or layers of vila-u-7b or a cosmos-predict1-... model.")
+        str, typer.Option(help="Model: mini, table, table-dense, vila-u-7b or a cosmos-predict1-... model.")
     ] = "mini",
-    layers: Annotated[int, typer.Option(help="Number of layers of vila-u-7b or cosmos-predict1.", min=1)] = 2,
+    layers: Annotated[int, typer.Option(help="Number of layers to time of vila-u-7b or Cosmos.", min=1)] = 2,
     context: Annotated[
-        str | None, typer.Option(help="Tokens attended to, comma-separated. [default: by shape]")
+        str | None, typer.Option(help="Context lengths in tokens, such as 512,2k. [default: by model]")
     ] = None,
-    rows: Annotated[int | None, typer.Option(help="Rows of the batch. [default: 1, or 2]", min=1)] = None,
-    passes: Annotated[int | None, typer.Option(help="Passes per turn. [default: 48, or 6]", min=1)] = None,
-    turns: Annotated[int, typer.Option(help="Timed turns, after one that only warms up.", min=1)] = 9,
+    rows: Annotated[int | None, typer.Option(help="Rows of the batch. [default: 1; vila-u-7b: 2]", min=1)] = None,
+    passes: Annotated[int | None, typer.Option(help="Passes per turn. [default: 48; large models: 6]", min=1)] = None,
+    turns: Annotated[int, typer.Option(help="Number of timed turns; one untimed turn precedes them.", min=1)] = 9,
     threads: Annotated[
-        int | None, typer.Option(help="CPU threads. [default: all, for mini two at most]", min=1)
+        int | None, typer.Option(help="CPU threads. [default: all; two at most for bundled models]", min=1)
     ] = None,
     device: Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:N or auto.")] = "cpu",
     llama_cpp: Annotated[
-        bool, typer.Option("--llama-cpp", help="Also llama.cpp on files of the same shape; needs the extra llama-cpp.")
+        bool,
+        typer.Option("--llama-cpp", help="Also time llama.cpp on layers of this shape; needs the extra llama-cpp."),
     ] = False,
     ik_llama_cpp: Annotated[
-        bool, typer.Option("--ik-llama-cpp", help="Also ik_llama.cpp, repacked; needs the extra ik-llama-cpp.")
+        bool, typer.Option("--ik-llama-cpp", help="Also time ik_llama.cpp, repacked; needs the extra ik-llama-cpp.")
     ] = False,
     openvino: Annotated[
-        bool, typer.Option("--openvino", help="Also OpenVINO with paged attention; needs the extra openvino.")
+        bool, typer.Option("--openvino", help="Also time OpenVINO with paged attention; needs the extra openvino.")
     ] = False,
     compiled: Annotated[
-        bool, typer.Option("--compiled", help="Also transformers under torch.compile; needs a C++ compiler.")
+        bool, typer.Option("--compiled", help="Also time transformers with torch.compile; needs a C++ compiler.")
     ] = False,
     video: Annotated[
-        str | None, typer.Option(help="Instead, time a whole video of this model, a name or a folder.")
+        str | None, typer.Option(help="Time a whole video of this model (name or folder) instead of passes.")
     ] = None,
     clip: Annotated[
         str | None,
-        typer.Option(help="Instead, time a clip of a shape: small, medium (iVideoGPT), rt1-single or rt1-multi."),
+        typer.Option(help="Time a clip instead: small or medium (iVideoGPT), rt1-single or rt1-multi (RLVR-World)."),
     ] = None,
     frames: Annotated[
-        int | None, typer.Option(help="Frames of --video or --clip. [default: as trained]", min=2)
+        int | None, typer.Option(help="Frames of --video or --clip. [default: the model's]", min=2)
     ] = None,
     replay_ratio: Annotated[
-        float, typer.Option(help="Share of MLPs that replay in the second run of --video or --clip.", min=0, max=1)
+        float, typer.Option(help="Replay ratio of the run with replay, for --video or --clip.", min=0, max=1)
     ] = 0.8,
     tokens: Annotated[
-        int | None, typer.Option(help="Decode so many tokens of --video, from its middle; estimate the rest.", min=2)
+        int | None, typer.Option(help="Decode only this many tokens of --video, in the middle; extrapolate.", min=2)
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(help="File for the frames of --video; the same command resumes after the last one.")
+        Path | None, typer.Option(help="File for the progress of --video; rerun to resume after its last frame.")
     ] = None,
     kv_dtype: Annotated[
-        str, typer.Option(help="Keys and values of --video, --window or --draft: auto (as the model) or int8.")
+        str, typer.Option(help="Format of the KV cache for --video, --window or --draft: auto (the model's) or int8.")
     ] = "auto",
     draft: Annotated[
         str | None,
-        typer.Option(help="Instead, passes with drafts: windows with commas between them; with --video beside it."),
+        typer.Option(help="Draft lengths, such as 4,8: time passes (or --video) with drafts."),
     ] = None,
     accept: Annotated[
-        str, typer.Option(help="Probability that a draft counts as right; with --video one for each window of --draft.")
+        str, typer.Option(help="Probability of accepting a draft; with --video one for each length of --draft.")
     ] = "0.9",
-    generate: Annotated[int, typer.Option(help="Also time this many whole commands.", min=0)] = 0,
+    generate: Annotated[int, typer.Option(help="Also time this many runs of `fastcar generate`.", min=0)] = 0,
     busy: Annotated[
         int,
-        typer.Option(help="Instead, dense passes on one thread and on --threads beside so many busy processes.", min=0),
+        typer.Option(
+            help="Time dense passes with one and with --threads threads beside this many busy processes.", min=0
+        ),
     ] = 0,
     window: Annotated[
         str | None,
-        typer.Option(help="Instead, passes of so many tokens of a row (1,4,16), beside what the machine allows."),
+        typer.Option(help="Time passes with these numbers of tokens per row, such as 1,4,16, and print the limits."),
     ] = None,
     as_json: Json = False,
     form: Format = "table",
     debug: Debug = False,
 ) -> None:
-    """Time decode passes of fastcar and its rivals in every format, dense and at fixed replay ratios."""
+    """Time decode passes of fastcar and other engines by weight format, without replay and at four replay ratios."""
     import torch
 
     from fastcar_cli.cli.flags import given, one_of, refuse

@@ -20,23 +20,23 @@ def dummy(
     ctx: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Folder to write.")],
     format_: Annotated[
-        str, typer.Option("--format", help="Model with the same shapes: vila-u, ivideogpt, cosmos or rlvr.")
+        str, typer.Option("--format", help="Family of the model: vila-u, ivideogpt, cosmos or rlvr.")
     ] = "vila-u",
     layers: Annotated[
-        int | None, typer.Option(help="Layers of vila-u or cosmos. [default: 2, or all of cosmos]", min=1)
+        int | None, typer.Option(help="Number of layers of vila-u or cosmos. [default: vila-u: 2; cosmos: all]", min=1)
     ] = None,
-    shards: Annotated[int, typer.Option(help="Number of weights files of vila-u's decoder.", min=1)] = 1,
-    medium: Annotated[bool, typer.Option("--medium", help="ivideogpt with 436 M parameters instead of 138 M.")] = False,
-    pixels: Annotated[int, typer.Option(help="Side of ivideogpt's frames: 64 or 256.")] = 64,
+    shards: Annotated[int, typer.Option(help="Number of weight files for vila-u's decoder.", min=1)] = 1,
+    medium: Annotated[bool, typer.Option("--medium", help="ivideogpt with 436 M parameters, not 138 M.")] = False,
+    pixels: Annotated[int, typer.Option(help="Width and height of ivideogpt's frames: 64 or 256.")] = 64,
     context: Annotated[int, typer.Option(help="Number of context frames of ivideogpt.", min=1)] = 2,
     actions: Annotated[
-        int | None, typer.Option(help="Numbers of an action of ivideogpt. [default: it takes none]", min=1)
+        int | None, typer.Option(help="Numbers per action of ivideogpt. [default: no actions]", min=1)
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="Format of the weights. [default: bfloat16, or float32]")] = None,
-    size: Annotated[str, typer.Option(help="Which cosmos model: 4b, 5b, 12b or 13b.")] = "4b",
+    dtype: Annotated[str | None, typer.Option(help="Weight format. [default: bfloat16 or float32, by family]")] = None,
+    size: Annotated[str, typer.Option(help="Size of the cosmos model: 4b, 5b, 12b or 13b.")] = "4b",
     debug: Debug = False,
 ) -> None:
-    """Write a checkpoint in a released model's format and size, with random weights."""
+    """Write a checkpoint with random weights in the format and with the widths of a released model."""
     from fastcar_cli.models.checkpoint import DTYPES
     from fastcar_lab.dummy import cosmos, ivideogpt, rlvr, vila_u
 
@@ -77,15 +77,15 @@ def store(
     model: Annotated[str, typer.Argument(help="Name or folder of the model.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write.")],
     base: Annotated[
-        str | None, typer.Option(help="Name of a folder beside the output. What it holds too is left out.")
+        str | None, typer.Option(help="Model folder beside the output; leave out tensors that equal its own.")
     ] = None,
     fine: Annotated[
-        list[str] | None, typer.Option(help="Beginning of names that get 12 bits instead of 8; repeat it.")
+        list[str] | None, typer.Option(help="Prefix of the names of tensors to store in 12 bits; repeat it.")
     ] = None,
-    whole: Annotated[list[str] | None, typer.Option(help="Beginning of names that stay float16; repeat it.")] = None,
+    whole: Annotated[list[str] | None, typer.Option(help="Prefix of tensors to store in float16; repeat it.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Store a model folder in smaller files, in the format of the bundled models."""
+    """Write a copy of a model folder with 8-bit weights, in the format of the bundled models."""
     from fastcar_lab import storage
 
     before, after = storage.store(model, output, base, fine or (), whole or ())
@@ -98,7 +98,7 @@ def text_embedding(
     encoder: Annotated[str, typer.Option(help="T5 encoder of transformers: a name or a folder.")] = "google-t5/t5-11b",
     debug: Debug = False,
 ) -> None:
-    """Write a text embedding for models such as cosmos-predict1-5b-video2world."""
+    """Encode a text with T5, and write the file that `generate --text-embedding` reads."""
     import numpy as np
     import torch
     from transformers import AutoTokenizer, T5EncoderModel
@@ -115,14 +115,16 @@ def text_embedding(
 
 
 def conversion_error(
-    model: Annotated[str, typer.Argument(help="The model, which is the reference in float32.")],
-    folders: Annotated[list[str] | None, typer.Argument(help="Folders that it was converted to.")] = None,
-    prompt: Annotated[list[str] | None, typer.Option(help="Prompt; repeat it. [default: two of the bundled]")] = None,
-    fpga: Annotated[list[str] | None, typer.Option(help="Accelerator preset or YAML file; repeat it.")] = None,
+    model: Annotated[str, typer.Argument(help="Model; in float32 it is the reference.")],
+    folders: Annotated[list[str] | None, typer.Argument(help="Folders of converted copies of the model.")] = None,
+    prompt: Annotated[list[str] | None, typer.Option(help="Prompt; repeat it for more. [default: two prompts]")] = None,
+    fpga: Annotated[
+        list[str] | None, typer.Option(help="Also this accelerator (preset or YAML file); repeat it.")
+    ] = None,
     frames: Annotated[int, typer.Option(help="Number of frames to decode.", min=1)] = 2,
     debug: Debug = False,
 ) -> None:
-    """Decode prompts in float32, run each weight format on these codes, and print its error as a line of JSON."""
+    """Measure each weight format's error on codes that the model decoded in float32; print lines of JSON."""
     from fastcar_lab.conversion_error import PROMPTS, compare
 
     for line in compare(model, folders or (), prompt or PROMPTS, frames, fpga or ()):

@@ -40,21 +40,19 @@ def default_model() -> str:
 
 
 def claims(
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for videos, data, plots and page.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the videos, data, plots and page.")],
     model: Annotated[
-        list[str] | None, typer.Option(help="Bundled or hub name, or folder; repeat it. Default: table-dense or mini.")
+        list[str] | None, typer.Option(help="Name or folder of a model; repeat it for more. [default: table-dense]")
     ] = None,
-    prompts: Annotated[int, typer.Option(help="Prompts, captions never trained on of each kind of scene.", min=1)] = 32,
-    prompts_file: Annotated[Path | None, typer.Option(help="File of prompts to use instead, one per line.")] = None,
-    seeds: Annotated[int, typer.Option(help="Videos per prompt, with seeds from 0.", min=1)] = 2,
-    claim: Annotated[
-        str | None, typer.Option(help="Numbers of claims with commas between them. [default: all]")
-    ] = None,
+    prompts: Annotated[int, typer.Option(help="Number of held-out prompts.", min=1)] = 32,
+    prompts_file: Annotated[Path | None, typer.Option(help="Use the prompts of this file, one per line.")] = None,
+    seeds: Annotated[int, typer.Option(help="Videos per prompt; their seeds are 0, 1, ...", min=1)] = 2,
+    claim: Annotated[str | None, typer.Option(help="Claims to measure, by number, such as 5,6. [default: all]")] = None,
     set_: Overrides = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Measure the paper's claims on other models, and write data, plots and a page; rerun to resume."""
+    """Test the FastCar paper's claims on other models; write data, plots and a page. Rerun to resume."""
     from rich.text import Text
 
     from fastcar_cli.cli.render import Results, console, note, progress

@@ -13,7 +13,7 @@ from fastcar_cli.checkpoints.names import FROM_TEXT
 from fastcar_cli.cli.options import Debug, Format, Json, Overrides
 from fastcar_cli.errors import RequestError
 
-Models = Annotated[list[str] | None, typer.Option(help=f"Name or folder; repeat it. [default: {', '.join(FROM_TEXT)}]")]
+Models = Annotated[list[str] | None, typer.Option(help=f"Model; repeat for more. [default: {', '.join(FROM_TEXT)}]")]
 
 
 def _show(
@@ -40,25 +40,23 @@ def _show(
 
 def drafts(
     model: Models = None,
-    prompts: Annotated[int, typer.Option(help="Videos, of captions or clips that training left out.", min=1)] = 30,
+    prompts: Annotated[int, typer.Option(help="Number of videos of held-out captions or clips.", min=1)] = 30,
     leave_out: Annotated[
-        str | None, typer.Option(help="Without the captions among them that hold this text, such as pan.")
+        str | None, typer.Option(help="Leave out the captions that contain this text, such as pan.")
     ] = None,
-    windows: Annotated[str, typer.Option(help="Draft windows with commas between them.")] = "4,8,16,32",
-    kinds: Annotated[str, typer.Option(help="Kinds that are decoded, beside the count from codes.")] = "frame,jacobi",
+    windows: Annotated[str, typer.Option(help="Draft lengths.")] = "4,8,16,32",
+    kinds: Annotated[str, typer.Option(help="Kinds of drafts to decode with.")] = "frame,jacobi",
     against: Annotated[
         str | None,
-        typer.Option(help="Other rules in the same windows, such as sjd,relaxed:0.5; all: those that lose nothing."),
+        typer.Option(help="Also decode with other papers' rules, such as sjd,relaxed:0.5, or all lossless ones (all)."),
     ] = None,
-    temperature: Annotated[
-        str, typer.Option(help="Temperatures with commas between them; shipped: the model's own.")
-    ] = "shipped,1",
+    temperature: Annotated[str, typer.Option(help="Sampling temperatures; shipped is the model's own.")] = "shipped,1",
     set_: Overrides = None,
     as_json: Json = False,
     form: Format = "table",
     debug: Debug = False,
 ) -> None:
-    """Count tokens per pass for each drafter and draft length, and predict them from the codes of dense videos."""
+    """Count tokens per pass for each kind and length of drafts, and predict these counts from videos' codes."""
     from fastcar_cli.profile.profiler import parse_lengths
     from fastcar_cli.sweep.grid import parse_names
     from fastcar_lab.bench.render import watched
@@ -108,13 +106,13 @@ def drafts(
 
 def draft_cost(
     model: Models = None,
-    prompts: Annotated[int, typer.Option(help="Number of videos; each is decoded four times.", min=1)] = 20,
+    prompts: Annotated[int, typer.Option(help="Number of videos; the command decodes each four times.", min=1)] = 20,
     set_: Overrides = None,
     as_json: Json = False,
     form: Format = "table",
     debug: Debug = False,
 ) -> None:
-    """Measure how much `auto` drafts delay the first token, and how much they slow decoding if all are wrong."""
+    """Measure how much `--draft auto` slows the first token and a whole video if every draft is rejected."""
     from fastcar_lab.bench.draft_cost import measure
     from fastcar_lab.bench.render import watched
     from fastcar_lab.claims.prompts import prompts_for

@@ -14,16 +14,16 @@ from fastcar_cli.cli.options import Debug
 
 def gpu_check(
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="JSON file to write; the page gets its name with .md.")
+        Path, typer.Option("-o", "--output", help="JSON file; a Markdown page of this name is beside it.")
     ] = Path("gpu-check.json"),
     device: Annotated[
-        str, typer.Option(help="cuda, cuda:N, or cpu, which interprets the kernels at toy size.")
+        str, typer.Option(help="Device: cuda, cuda:N, or cpu (interprets the kernels on a tiny model).")
     ] = "cuda",
-    seconds: Annotated[float, typer.Option(help="Parts that would begin later do not run.")] = 480.0,
-    only: Annotated[str, typer.Option(help="Pattern of the names of parts that run; all by default.")] = "",
+    seconds: Annotated[float, typer.Option(help="Start no part after this many seconds.")] = 480.0,
+    only: Annotated[str, typer.Option(help="Run only parts whose name matches this pattern.")] = "",
     debug: Debug = False,
 ) -> None:
-    """Check and time decoding on a GPU in one run; writes JSON and a page."""
+    """Test and time decoding on a GPU in one run, and write the results as JSON and as a Markdown page."""
     toy = device == "cpu"
     if toy:
         # Triton reads it when it is imported.

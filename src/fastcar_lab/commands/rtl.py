@@ -19,9 +19,11 @@ def rtl(
     passes: Annotated[
         int | None, typer.Option(help="Run only the first passes of the trace. [default: all]", min=1)
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Compare with the emulator; exit with 1 if unequal.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare with the emulator; exit with 1 on a difference.")
+    ] = False,
     synth: Annotated[bool, typer.Option("--synth", help="Estimate the required FPGA resources with yosys.")] = False,
-    saif: Annotated[bool, typer.Option("--saif", help="Write switching activity for the vendor's tool.")] = False,
+    saif: Annotated[bool, typer.Option("--saif", help="Write switching activity for the FPGA vendor's tool.")] = False,
     as_json: Json = False,
     form: Format = "table",
     debug: Debug = False,

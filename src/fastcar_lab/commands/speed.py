@@ -12,20 +12,22 @@ from fastcar_cli.cli.options import Debug
 
 def speed(
     ctx: typer.Context,
-    output: Annotated[Path, typer.Option("-o", "--output", help="JSON file; the table gets its name with .md.")],
-    turns: Annotated[int, typer.Option(help="Number of turns, and of seeds of the videos.", min=1)] = 5,
-    models: Annotated[str, typer.Option(help="Bundled models to time, comma-separated.")] = "mini,table,table-dense",
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="JSON file; the tables go into a .md file of this name.")
+    ],
+    turns: Annotated[int, typer.Option(help="Number of timed turns, and of seeds for the videos.", min=1)] = 5,
+    models: Annotated[str, typer.Option(help="Bundled models to time, such as mini,table.")] = "mini,table,table-dense",
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 2,
     llama_cpp: Annotated[bool, typer.Option("--llama-cpp", help="Also time llama.cpp.")] = False,
     ik_llama_cpp: Annotated[bool, typer.Option("--ik-llama-cpp", help="Also time ik_llama.cpp.")] = False,
-    openvino: Annotated[bool, typer.Option("--openvino", help="Also time OpenVINO, with --passes.")] = False,
+    openvino: Annotated[bool, typer.Option("--openvino", help="Also time OpenVINO; only with --passes.")] = False,
     passes: Annotated[
         bool,
-        typer.Option("--passes", help="Instead, passes of 1 to 32 tokens with the kernels in use, beside all rivals."),
+        typer.Option("--passes", help="Time passes of 1 to 32 tokens instead, only with this machine's best kernels."),
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Measure the README's speed table in one run: passes, rivals and whole videos, per instruction set."""
+    """Measure the README's speed tables: time passes and videos with the best kernels and with AVX2."""
     import json
     from functools import partial
 

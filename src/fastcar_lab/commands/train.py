@@ -45,8 +45,7 @@ def train(
         int | None, typer.Option(help="Steps of stage replay. [default: 8500; table: 2600; table-actions: 3000]", min=1)
     ] = None,
     minutes: Annotated[
-        float | None,
-        typer.Option(help="Save a checkpoint and stop after this many minutes; rerun to resume.", min=0.0),
+        float | None, typer.Option(help="Save a checkpoint and stop after this many minutes; rerun to resume.", min=0.0)
     ] = None,
     batch: Annotated[
         int | None, typer.Option(help="Videos per step. [default: 4; table: 16 short clips; table-actions: 32]", min=1)
@@ -61,7 +60,7 @@ def train(
         bool, typer.Option("--compile", help="Fuse the training pass with torch.compile; needs a C++ compiler.")
     ] = False,
     workers: Annotated[
-        int, typer.Option(help="Processes that prepare batches of table; results do not change.", min=0, max=1024)
+        int, typer.Option(help="Processes that prepare table's batches; results do not change.", min=0, max=1024)
     ] = 0,
     threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1, max=1024)] = None,
     debug: Debug = False,

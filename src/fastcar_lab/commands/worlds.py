@@ -18,21 +18,21 @@ from fastcar_lab.commands.options import Plot, Seed
 def evaluate(
     world: Annotated[str, typer.Option(help="World: mini, table or table-actions.")] = "mini",
     model: Annotated[
-        str | None, typer.Option(help="Name or folder. [default: the world's own; none with --truth or a FILE]")
+        str | None, typer.Option(help="Model. [default: the world's own; none with --truth or --tokenizer FILE]")
     ] = None,
-    captions: Annotated[int, typer.Option("--captions", "--clips", help="Held-out prompts.", min=1)] = 100,
+    captions: Annotated[int, typer.Option("--captions", "--clips", help="Number of held-out prompts.", min=1)] = 100,
     seed: Seed = 1,
-    batch: Annotated[int, typer.Option(help="Videos that are decoded together.", min=1)] = 25,
-    tau: Annotated[str, typer.Option(help="Thresholds with ; between them. A dense one is the reference.")] = "off",
-    ratio: Annotated[str, typer.Option(help="Replay ratios to reach, with ; between them.")] = "",
-    truth: Annotated[bool, typer.Option("--truth", help="Judge rendered videos.")] = False,
+    batch: Annotated[int, typer.Option(help="Number of videos decoded together.", min=1)] = 25,
+    tau: Annotated[str, typer.Option(help="Replay thresholds, such as off;-2; off is the reference.")] = "off",
+    ratio: Annotated[str, typer.Option(help="Target replay ratios, such as 0.5;0.8.")] = "",
+    truth: Annotated[bool, typer.Option("--truth", help="Judge the renderer's own videos.")] = False,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Measure a tokenizer: that of a model, or a FILE of a training.")
+        str | None, typer.Option(help="Measure a tokenizer: a model's (name or folder), or a FILE from training.")
     ] = None,
     set_: Overrides = None,
     debug: Debug = False,
 ) -> None:
-    """Measure a model's accuracy on held-out prompts with the analyser of its world, and print JSON."""
+    """Judge videos of held-out prompts with an analyser program, and print the share of correct ones as JSON."""
     from fastcar_lab import evaluation
 
     one_of("--world", world, worlds.names())
@@ -62,7 +62,7 @@ def contact_sheet(
     seed: Seed = 77,
     debug: Debug = False,
 ) -> None:
-    """Draw videos of held-out captions on one sheet, and mark the ones that the analyser judges wrong."""
+    """Draw videos of held-out captions on one sheet, and mark those that an analyser program judges wrong."""
     from fastcar_lab.figures.showcase import contact_sheet as draw
 
     wrong = draw(output, model, tau, count, seed)
@@ -78,8 +78,8 @@ def showcase(
     ] = None,
     tau: Annotated[str, typer.Option(help="Replay threshold.")] = "off",
     columns: Annotated[int, typer.Option(help="Videos in a row.", min=1)] = 4,
-    scale: Annotated[int, typer.Option(help="Times as large as the model draws them.", min=1)] = 2,
-    replayed: Annotated[bool, typer.Option("--replayed", help="Beside each video show what was replayed.")] = False,
+    scale: Annotated[int, typer.Option(help="Factor by which frames are enlarged.", min=1)] = 2,
+    replayed: Annotated[bool, typer.Option("--replayed", help="Show a replay map beside each video.")] = False,
     debug: Debug = False,
 ) -> None:
     """Write several videos side by side into one file, each under its prompt."""
@@ -96,12 +96,12 @@ def showcase(
 
 def longer(
     output: Plot,
-    frames: Annotated[int, typer.Option(help="Frames of each video.", min=9)] = 200,
-    videos: Annotated[int, typer.Option(help="Videos of each way.", min=1)] = 4,
+    frames: Annotated[int, typer.Option(help="Number of frames per video.", min=9)] = 200,
+    videos: Annotated[int, typer.Option(help="Number of videos per model and method.", min=1)] = 4,
     seed: Seed = 1,
     debug: Debug = False,
 ) -> None:
-    """Measure the quality by frame of videos that are longer than those in training, and print a table."""
+    """Generate videos longer than those in training; plot and print their quality by frame."""
     from fastcar_lab.figures.longer import lines_of, mini, plot, table, table_actions
 
     found = [way for model in (mini, table, table_actions) for way in model(frames, videos, seed)]
@@ -115,7 +115,7 @@ def clips(
     seed: Seed = 1,
     debug: Debug = False,
 ) -> None:
-    """Write held-out clips for table-actions as .npz files, with the keys that steer them."""
+    """Write clips for table-actions that training left out: .npz files of frames and actions."""
     from fastcar_lab.worlds.table_actions.world import write
 
     for line in write(folder, count, seed):
@@ -125,13 +125,13 @@ def clips(
 def sessions(
     model: Annotated[str, typer.Option(help="Name or folder of the model.")] = "table-actions",
     count: Annotated[int, typer.Option(help="Number of sessions.", min=1)] = 20,
-    frames: Annotated[int, typer.Option(help="Frames of each session.", min=20)] = 600,
+    frames: Annotated[int, typer.Option(help="Number of frames per session.", min=20)] = 600,
     seed: Seed = 2,
-    unsettled: Annotated[bool, typer.Option("--unsettled", help="Carry frames over as they were drawn.")] = False,
+    unsettled: Annotated[bool, typer.Option("--unsettled", help="Do not repair objects at a new context.")] = False,
     set_: Overrides = None,
     debug: Debug = False,
 ) -> None:
-    """Measure sessions of table-actions with random keys, and print one JSON document."""
+    """Play table-actions with random keys, and print how often objects survive and move correctly, as JSON."""
     from fastcar_lab.common import commit, pipeline_of
     from fastcar_lab.worlds.table_actions.sessions import measure
 
@@ -144,7 +144,7 @@ def sessions(
 
 
 def placements(file: Annotated[Path, typer.Argument(help="File to write.")], debug: Debug = False) -> None:
-    """Generate the placements of table's scenes as JSON; the seed of a video selects one of them."""
+    """Write the placements of objects in table's scenes as JSON; a video's seed selects one of them."""
     from fastcar_lab.worlds.table.placements import write
 
     write(file)
@@ -155,7 +155,7 @@ def curves(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder of tables and plot.")],
     debug: Debug = False,
 ) -> None:
-    """Plot and tabulate the quality of several sweeps, and its spread, over the replay ratio."""
+    """Plot the video quality of several sweeps over the replay ratio, with 95 % intervals, and print a table."""
     from fastcar_lab.figures.curves import compare
 
     table, plot = compare(sweeps, output)
@@ -164,12 +164,12 @@ def curves(
 
 
 def replay_plot(
-    before: Annotated[Path, typer.Argument(help="What evaluate printed for a model before the replay stage.")],
-    after: Annotated[Path, typer.Argument(help="What evaluate printed after that stage.")],
+    before: Annotated[Path, typer.Argument(help="JSON from `evaluate` for a model before stage replay.")],
+    after: Annotated[Path, typer.Argument(help="JSON from `evaluate` for the model after stage replay.")],
     output: Plot,
     debug: Debug = False,
 ) -> None:
-    """Plot fidelity and PSNR over the replay ratio, before and after the replay stage."""
+    """Plot the share of correct videos and PSNR over the replay ratio, before and after training stage replay."""
     from fastcar_cli.system.plain_data import parse_json
     from fastcar_lab.figures.curves import draw_plot
 
