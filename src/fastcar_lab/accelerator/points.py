@@ -100,8 +100,8 @@ def _known(rows: list[dict[str, Any]], held_out: bool) -> str:
     free = [r for r in rows if r["error"] is not None and not r["fitted"] and r["held_out"] == held_out]
     return (
         f"We read {len(free)} of the published speeds {'after' if held_out else 'before'} the prediction and fitted "
-        f"nothing to them. The median error of their predictions is {median(abs(r['error']) for r in free):.0%}, and "
-        f"{sum(_inside(r) == 'yes' for r in free)} of these speeds lie in the predicted range."
+        f"nothing to them. For these {len(free)} the median error is {median(abs(r['error']) for r in free):.0%}, and "
+        f"{sum(_inside(r) == 'yes' for r in free)} of the {len(free)} published speeds lie in the predicted range."
     )
 
 
@@ -151,7 +151,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     names += "of peak | W predicted | W published | W error | fitted | held out | source"
     tables = {
         "speeds": (names, _speeds(rows)),
-        "watts": ("work | preset | counted | W predicted | W published | error | held out", _watts(rows)),
+        "watts": ("work | preset | power of the | W predicted | W published | error | held out", _watts(rows)),
         "unknown": ("work | unpublished parameters", _said(rows, "unknown").items()),
         "changed": ("work | changed | tok/s predicted | error", changed()),
         "first": ("work | tokens in the prompt | ms predicted | ms published | error", first),

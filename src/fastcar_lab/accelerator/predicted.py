@@ -90,15 +90,15 @@ _HB, _SECOND = "Hummingbird, arXiv 2507.03308", "second hand"
 _EDGE = f"EdgeLLM, arXiv 2407.21325, {_SECOND}; watts of the board, measured"
 _ALL: tuple[Unknown, ...] = ("requests", "steps")
 _SHORT, _LONGER = (16, 256), (16, 512)
-_DFX = "MICRO 22, 64 tokens in and 64 out, one pass per token"
+_DFX = "MICRO 22, prompt of 64 tokens, 64 new tokens, one pass per token"
 _FITTED = "It computes attention heads one after another. The time per head is not published."
-_PROMPT = "A quadratic fit of its times to the first token has a negative linear term, which no MAC array can have."
+_PROMPT = "No MAC array has its times to the first token: a quadratic fit of them has a negative linear term."
 _DATAFLOW = "Its kernels wait for each other, and the number of ports that work at a time is not published."
 POINTS = (
     Point("arXiv 2502.10659", "kv260-llama", LLAMA2_7B, 512, 4.9, 6.57, "DATE 25, arXiv 2502.10659", contexts=(1, 1024),
           unknown=_ALL, luts=78_000),
     Point(
-        "FlightLLM", "flightllm-u280", LLAMA2_7B, 512, 55.0, 45.0, "FPGA 24, figure 1, for steps at 128 and 512 keys",
+        "FlightLLM", "flightllm-u280", LLAMA2_7B, 512, 55.0, 45.0, "FPGA 24, figure 1, contexts of 128 and 512 tokens",
         "The number of requests in flight per port is not published. The simulator of the authors assumes that a load "
         "reaches 70 % of a channel's peak; the memory's timing allows 92 %.",
         contexts=(128, 512), unknown=("requests",)),
@@ -109,9 +109,9 @@ POINTS = (
     Point("DFX, four cards", "dfx-u280", GPT2_M, 64, 207.6, None, _DFX, _FITTED, steps=127 / 64, cards=4, beyond=True),
     Point("CODO", "codo-u280", GPT2_M, 64, 231.5, None, "ISCA 26", f"{_DATAFLOW} {_PROMPT}",
           first=((32, 20.4), (64, 32.6), (128, 110.4))),
-    Point("TeLLMe v2", "tellme-kv260", TERNARY, 512, 25.0, 4.8, "TeLLMe v2, compared with PD-Swap", luts=98_303,
+    Point("TeLLMe v2", "tellme-kv260", TERNARY, 512, 25.0, 4.8, "a comparison of TeLLMe v2 with PD-Swap", luts=98_303,
           missing="Its logic limits the speed, and its number of ternary products per cycle is not published."),
-    Point(_HB, "hummingbird-kv260", LLAMA3_8B, 128, 4.8, 3.81, f"{_HB}: abstract; watts of Vivado, {_SECOND}",
+    Point(_HB, "hummingbird-kv260", LLAMA3_8B, 128, 4.8, 3.81, f"{_HB}: abstract; watts from Vivado, {_SECOND}",
           contexts=_SHORT, unknown=_ALL, held_out=True, luts=26_000),
     Point(_HB, "hummingbird-zcu104", LLAMA3_8B, 128, 8.6, 7.09, f"{_HB}: abstract; watts estimated, {_SECOND}",
           contexts=_SHORT, unknown=_ALL, held_out=True, luts=26_000),
