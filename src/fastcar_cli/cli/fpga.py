@@ -24,9 +24,7 @@ def fpga(
     ctx: typer.Context,
     trace: Path | None = typer.Argument(None, metavar="[FILE]", help="File that `generate --trace` saved."),
     preset: Accelerator = None,
-    model: str = typer.Option(
-        "vila-u-7b", help=f"Model whose shapes are emulated without FILE: {MODELS}.", autocompletion=a_model
-    ),
+    model: str = typer.Option("vila-u-7b", help=f"Model to emulate without FILE: {MODELS}.", autocompletion=a_model),
     rows: int = typer.Option(16, help="Rows of the batch, at most 32.", min=1, max=32),
     frames: int = typer.Option(8, help="Number of frames of the video.", min=1, max=4096),
     prompt_tokens: int = typer.Option(100, help="Number of tokens of the prompt.", min=1, max=2**20),
@@ -36,9 +34,7 @@ def fpga(
     spread: Literal["eligible", "all"] = typer.Option(
         "eligible", help="Passes in which random decisions may replay: eligible (after the first frame), or all."
     ),
-    pair_correlation: float = typer.Option(
-        0.0, help="Probability that both rows of a guided video share a random decision.", min=0, max=1
-    ),
+    pair_correlation: float = typer.Option(0.0, help="Probability that a pair of rows decides as one.", min=0, max=1),
     profile: Literal["flat", "valley"] = typer.Option(
         "flat", help="How the random replay ratio varies over the layers: flat, or valley (lowest in the middle)."
     ),
