@@ -43,7 +43,7 @@ def fpga(
     drafts: bool = typer.Option(
         False, "--drafts", help="Print the speedup from drafts on VILA-U 7B. With --drafts the default of --rows is 2."
     ),
-    explain: bool = typer.Option(False, "--explain", help="Print the terms of one layer's cycles and joules."),
+    explain: bool = typer.Option(False, "--explain", help="Print how one layer's cycles and joules add up."),
     report: Path | None = typer.Option(None, help="Folder for CSV files of cycles, bandwidth and energy."),
     as_json: Json = False,
 ) -> None:

@@ -46,7 +46,7 @@ Overrides = Annotated[
 Accelerator = Annotated[
     str | None,
     typer.Option(
-        help="Accelerator: a preset or a YAML file. [default: edge-small, or paper-u280 if the weights do not fit]",
+        help="Accelerator: a preset or a YAML file. [default: edge-small; paper-u280 if the model is too large]",
         autocompletion=words(fpga_presets),
     ),
 ]

@@ -48,7 +48,7 @@ class SweepOptions(VideoOptions):
     draft_window: str | None = _list("Draft lengths for --draft. [default: 16]")
     seeds: str = typer.Option("0", help="Seeds, such as 0-3 or 0,5,7.")
     window: str | None = _list(f"Attention windows in tokens, or off. {_OWN}")
-    gate: str | None = _list(f"Whether a guided video's rows decide alone or together: {{}}. {_OWN}", AXES["gate"])
+    gate: str | None = _list(f"Whether a guided video's rows decide alone or jointly: {{}}. {_OWN}", AXES["gate"])
     backend: str | None = _list(f"Backends: {{}}. {_OWN}", AXES["backend"])
     repeats: int = typer.Option(3, help="Timed decodes per video and setting.", min=1, max=1000)
     metrics: str | None = _list("Metrics: {}. [default: all but lpips]", METRICS)

@@ -102,12 +102,12 @@ class ReplayKeys(Section):
     ratio: float | None = setting(
         None, "target replay ratio, such as 0.8; a controller sets tau", flag="--replay-ratio", common=True, gt=0, lt=1
     )
-    controller: choices.Controller = setting("layer", "whether all layers share one tau or each has its own", flag=None)
-    score: choices.Score = setting("tas", "score that replay compares with tau", common=True)
+    controller: choices.Controller = setting("layer", "layer: one tau per layer; global: one tau for all", flag=None)
+    score: choices.Score = setting("tas", "score to compare with tau; tas: temporal attention score (TAS)", common=True)
     tas: choices.TasDefinition | None = setting(
-        None, "whether the temporal attention score uses queries after or before rotary embedding", by_model=True
+        None, "attention: TAS of queries after rotary embedding; released: TAS of queries before it", by_model=True
     )
-    gate: choices.Gate | None = setting(None, "whether a guided video's rows decide alone or together", by_model=True)
+    gate: choices.Gate | None = setting(None, "row: a guided video's rows decide alone; pair: jointly", by_model=True)
     max_age: int | None = setting(
         None, "maximum number of consecutive replays of one MLP output", flag="--max-replay-age", unset="no limit", ge=1
     )
@@ -174,7 +174,7 @@ class BackendKeys(Section):
         None,
         "accelerator for fpga-sim: a preset or a YAML file",
         flag="--fpga",
-        unset="edge-small, or paper-u280 if the weights do not fit",
+        unset="edge-small; paper-u280 if the model is too large",
         common=True,
         min_length=1,
     )
@@ -184,7 +184,7 @@ class RuntimeKeys(Section):
     """Device, precision and executor."""
 
     device: str = setting("auto", "device: auto, cpu, cuda or cuda:N; mps and xpu use plain torch", pattern=DEVICES)
-    dtype: choices.Dtype = setting("auto", "format of the weights, which is fixed in a converted model", common=True)
+    dtype: choices.Dtype = setting("auto", "format of the weights; converted models have a fixed format", common=True)
     pixel_dtype: choices.PixelDtype = setting(
         "float32", "dtype of the pixel decoder; only Cosmos-Predict1 and RLVR-World support bfloat16"
     )
