@@ -24,7 +24,8 @@ def convert(
     output: Annotated[Path, typer.Option("-o", "--output", help="New folder for the converted model.")],
     dtype: Literal["int4", "int8", "bfloat16"] = typer.Option("int4", help="Weight format: int4, int8 or bfloat16."),
     depth_dtype: Literal["int8", "int4"] | None = typer.Option(
-        None, help="Format of an int4 model's depth transformer: int8 or int4. [default: int8 for widths below 1,024]"
+        None,
+        help="Depth transformer's format in an int4 model: int8 or int4. [default: int8 below width 1,024, else int4]",
     ),
     calibrate: Path | None = typer.Option(
         None, metavar="PROMPTS", help="Calibrate the rounding (GPTQ) on the prompts of this file, at most 32."

@@ -124,7 +124,7 @@ class GenerateOptions(VideoOptions):
         "Several videos, a prompt file or an existing folder always give a folder of videos. "
         "[default: named after the prompt]",
     )
-    force: bool = typer.Option(False, "--force", help="Overwrite existing, different videos at -o.")
+    force: bool = typer.Option(False, "--force", help="Overwrite existing files at -o instead of renaming them.")
     preview: bool = typer.Option(False, "--preview", help="Show decoded frames in the terminal.")
     report_to: Path | None = typer.Option(None, "--report", hidden=True, help="Folder for the accelerator's CSV files.")
     trace_to: Path | None = typer.Option(None, "--trace", help="Save the replay decisions (.npz) for `fastcar fpga`.")

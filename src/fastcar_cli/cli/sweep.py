@@ -41,7 +41,7 @@ class SweepOptions(VideoOptions):
     replay_ratio: str | None = _list("Target replay ratios, in addition to --tau.")
     score: str | None = _list(f"Scores that decide on replay: {{}}. {_OWN}", AXES["score"])
     axis: str | None = _list(
-        "Sweep one key over all values: score (at ratios 0.2,0.5,0.8), gate, or draft (lengths 4,8,16).",
+        "Sweep one key over all values: score (at replay ratios 0.2,0.5,0.8), gate, or draft (lengths 4,8,16).",
         ("score", "gate", "draft"),
     )
     draft: str | None = _list("Drafts: {}. [default: off]", AXES["draft"])

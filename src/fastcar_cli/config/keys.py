@@ -103,7 +103,7 @@ class ReplayKeys(Section):
         None, "target replay ratio, such as 0.8; a controller sets tau", flag="--replay-ratio", common=True, gt=0, lt=1
     )
     controller: choices.Controller = setting("layer", "layer: one tau per layer; global: one tau for all", flag=None)
-    score: choices.Score = setting("tas", "score to compare with tau; tas: temporal attention score (TAS)", common=True)
+    score: choices.Score = setting("tas", "score to compare with tau; tas: temporal attention score", common=True)
     tas: choices.TasDefinition | None = setting(
         None, "attention: TAS of queries after rotary embedding; released: TAS of queries before it", by_model=True
     )

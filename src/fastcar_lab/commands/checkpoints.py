@@ -77,12 +77,12 @@ def store(
     model: Annotated[str, typer.Argument(help="Name or folder of the model.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write.")],
     base: Annotated[
-        str | None, typer.Option(help="Model folder beside the output; leave out tensors that equal its own.")
+        str | None, typer.Option(help="Model folder beside the output; skip tensors that equal the ones in it.")
     ] = None,
     fine: Annotated[
-        list[str] | None, typer.Option(help="Prefix of the names of tensors to store in 12 bits; repeat it.")
+        list[str] | None, typer.Option(help="Name prefix of tensors to store in 12 bits; repeat for more.")
     ] = None,
-    whole: Annotated[list[str] | None, typer.Option(help="Prefix of tensors to store in float16; repeat it.")] = None,
+    whole: Annotated[list[str] | None, typer.Option(help="Name prefix of float16 tensors; repeat for more.")] = None,
     debug: Debug = False,
 ) -> None:
     """Write a copy of a model folder with 8-bit weights, in the format of the bundled models."""
@@ -119,7 +119,7 @@ def conversion_error(
     folders: Annotated[list[str] | None, typer.Argument(help="Folders of converted copies of the model.")] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="Prompt; repeat it for more. [default: two prompts]")] = None,
     fpga: Annotated[
-        list[str] | None, typer.Option(help="Also this accelerator (preset or YAML file); repeat it.")
+        list[str] | None, typer.Option(help="Also test an accelerator (preset or YAML); repeat it.")
     ] = None,
     frames: Annotated[int, typer.Option(help="Number of frames to decode.", min=1)] = 2,
     debug: Debug = False,

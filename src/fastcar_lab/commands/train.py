@@ -60,7 +60,7 @@ def train(
         bool, typer.Option("--compile", help="Fuse the training pass with torch.compile; needs a C++ compiler.")
     ] = False,
     workers: Annotated[
-        int, typer.Option(help="Processes that prepare table's batches; results do not change.", min=0, max=1024)
+        int, typer.Option(help="Processes that prepare table's batches; no effect on results.", min=0, max=1024)
     ] = 0,
     threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1, max=1024)] = None,
     debug: Debug = False,
