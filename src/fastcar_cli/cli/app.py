@@ -28,7 +28,7 @@ COMMANDS = {
     "sweep": ("sweep:sweep", "Measure speed and quality over thresholds, prompts and seeds; rerun to resume."),
     "play": ("play:play", "Steer a video during decoding, on a local web page; fastcar saves the session."),
     "demo": ("demo:demo", "Serve a local web page that makes videos and shows their replay maps; Ctrl-C stops it."),
-    "fpga": ("fpga:fpga", "Time replay decisions on an emulated FPGA accelerator; `fastcar fpga rtl` writes its RTL."),
+    "fpga": ("fpga:fpga", "Compute an emulated FPGA accelerator's decode time; `fastcar fpga rtl` writes its RTL."),
     "fpga rtl": ("", "Write the accelerator's RTL with inputs and expected results, and check it."),
     "models": ("models:models", "List the named models with input, output, size and source."),
     "models show": ("models:show", "Show a model's size, decoder, tokens per frame and licence; downloads no weights."),

@@ -27,7 +27,7 @@ def config(
     """Print the effective configuration as YAML.
 
     Precedence, highest first: options, --set, --config, environment variables such as FASTCAR_REPLAY_TAU, fastcar.yaml
-    in the current folder, defaults. `generate --from` reads its recipe instead of variables and fastcar.yaml.
+    in the current folder, defaults. `generate --from` ignores environment variables and fastcar.yaml.
     """
     if keys:
         refuse_all_but(ctx, ("keys", "as_json"), "with --keys")

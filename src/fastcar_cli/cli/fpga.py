@@ -47,7 +47,7 @@ def fpga(
     report: Path | None = typer.Option(None, help="Folder for CSV files of cycles, bandwidth and energy."),
     as_json: Json = False,
 ) -> None:
-    """Time replay decisions on an emulated FPGA accelerator; `fastcar fpga rtl` writes its RTL."""
+    """Compute an emulated FPGA accelerator's decode time; `fastcar fpga rtl` writes its RTL."""
     import fastcar_fpga
     from fastcar_cli.checkpoints.open import spec_of
 

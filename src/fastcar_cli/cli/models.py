@@ -12,7 +12,7 @@ from fastcar_cli.cli.render import Results, columns, facts
 
 Name = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="Name from the list, or a folder.", show_default=False, autocompletion=a_model),
+    typer.Argument(metavar="NAME", help="Model name, or a folder.", show_default=False, autocompletion=a_model),
 ]
 
 
