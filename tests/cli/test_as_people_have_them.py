@@ -133,7 +133,7 @@ def test_prompts_of_every_kind_of_file(tmp_path: Path, name: str) -> None:
         ("a.txt", "a red ball".encode("utf-16-be"), "byte 0 is zero"),
         ("a.txt", "a red ball".encode("utf-16"), "is not UTF-8"),
         ("a.json", b'{"prompt": "a red ball"}', "the top level is a dict"),
-        ("a.json", b'["a", null]', "entry 1 has no text"),
+        ("a.json", b'["a", null]', "entry 1 is not a text"),
         ("a.jsonl", b'"a"\n"b', "is not valid JSON"),
         ("a.jsonl", b"\n", "has no prompt"),
     ],
@@ -203,7 +203,7 @@ def test_prompts_of_one_word_each_are_noticed(run: Run, tmp_path: Path) -> None:
 def test_a_near_word_is_one_that_the_model_understands_alone(run: Run) -> None:
     done = run("generate", "a red ball, no cube, a blu cubes", "--model", "table", "--frames", "1", "-o", "a.mp4")
     assert "does not know 'no' and ignores it\n" in done.stderr
-    assert "does not know 'blu' and ignores it; near: blue\n" in done.stderr
+    assert "does not know 'blu' and ignores it; similar known words: blue\n" in done.stderr
 
 
 def test_an_unknown_instruction_set_is_a_wrong_request(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,7 @@ WRONG = {
     "a red ball": "the prompt 'a red ball': the model * takes no text, it continues from 2 frames",
     "": "no input given: the model * continues from 2 frames",
     "--input gone.mp4": "--input gone.mp4: there is no such file or folder",
-    "--input short --frames 16": "has 3 frames, expected 16, or at least the 2 context frames",
+    "--input short --frames 16": "has 3 frames, expected 16, or at least 2 for the context",
     "--input long --actions moves.csv": "takes no actions",
     "--input text.mp4": "is not a video or an image",
     "--input long --frames 1": "--frames 1: the model",

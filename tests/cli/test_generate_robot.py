@@ -115,7 +115,7 @@ def test_bins_at_their_edges() -> None:
         ([[0.0] * 12], "row 0 has 12 numbers, but the model takes 13 per frame"),
         ({"action_bins": [[0] * 12 + [256]]}, "row 0 has bins that are not whole numbers from 0 to 255"),
         ([{"world_vector": [0, 0, 0]}], "has no 'gripper_closedness_action'"),
-        ({**_by_name(MOVES), "speed": [[1.0]] * 12}, "has an unknown 'speed'"),
+        ({**_by_name(MOVES), "speed": [[1.0]] * 12}, "has an unknown key 'speed'"),
         ({**_by_name(MOVES), "world_vector": [[1.0]] * 12}, r"'world_vector' has shape \[12, 1\], expected 3 numbers"),
         ({**_by_name(MOVES), "world_vector": [[1.0, 2, 3]]}, "different numbers of frames"),
     ],
@@ -174,12 +174,12 @@ def test_what_is_changed_is_said_once(folder: Path, run: Run) -> None:
     Path("moves.json").write_text(json.dumps([[9.0, *row[1:]] for row in MOVES.tolist()]))
     said = run(*[word for word in begun if word != "--json"]).stderr
     assert said.count("64x64 frames are stretched to 80x64") == 1
-    assert said.count("3 numbers of actions are out of range and are clipped, in base_displacement_vector") == 1
+    assert said.count("3 action values exceed the model's ranges and are clipped, in: base_displacement_vector") == 1
 
 
 def test_fewer_frames_than_the_context_are_refused(folder: Path, run: Run) -> None:
     done = run(*_begun(_model(folder, "single"), 3, "-o", "a.mp4"))
-    assert done.returncode == 2 and "has 3 frames, expected 5, or at least the 4 context frames" in done.stderr
+    assert done.returncode == 2 and "has 3 frames, expected 5, or at least 4 for the context" in done.stderr
 
 
 def test_folders_that_are_not_a_model(folder: Path, tmp_path: Path) -> None:
@@ -197,10 +197,10 @@ def test_folders_that_are_not_a_model(folder: Path, tmp_path: Path) -> None:
     refused("has no tokenizer beside it")
     refused("is the folder of a tokenizer, not of a model", frame)
     refused(
-        "'vocab_size' is 498, expected 738: 240 codes of a context frame, 240 of any other, 256 bins, bos and eos",
+        "is 498, expected 738: 240 codes of context frames, 240 of others, 256 bins of actions, bos and eos",
         tokenizer=context,
     )
-    refused("is not the folder of a tokenizer", tokenizer=tmp_path)
+    refused("is not a tokenizer's folder: no config.json", tokenizer=tmp_path)
     assert VideoPipeline.from_pretrained(alone, tokenizer=frame).frames == 5
     refused("has its own tokenizer", Path("mini"), frame)
     other = shutil.copytree(frame, tmp_path / "other")
@@ -210,7 +210,7 @@ def test_folders_that_are_not_a_model(folder: Path, tmp_path: Path) -> None:
     weights.rename(alone / "pytorch_model.bin")
     with pytest.raises(RequestError, match="model.safetensors is missing") as error:
         VideoPipeline.from_pretrained(alone, tokenizer=frame)
-    assert "safetensors, not pytorch_model.bin" in str(error.value.hint)
+    assert "safetensors file, not pytorch_model.bin" in str(error.value.hint)
 
 
 @pytest.mark.parametrize("kind", [pytest.param("single", marks=pytest.mark.slow), "multi"])

@@ -31,8 +31,8 @@ def _nan(folder: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "another version": (lambda f: _edit(f, version=2), "has version 2 of the format, but this fastcar reads version 1"),
-    "no version": (lambda f: _edit(f, version=None), "has version None of the format"),
+    "another version": (lambda f: _edit(f, version=2), "'version' is 2, but this fastcar reads version 1"),
+    "no version": (lambda f: _edit(f, version=None), "'version' is None"),
     "unknown weights": (lambda f: _edit(f, weights={"floats": "float32", "blocks": "int3"}), "weights 'int3'"),
     "no shards": (lambda f: _edit(f, shards=[]), "lacks key 'llm.embed_tokens.weight'"),
     "other group": (lambda f: _edit(f, group=64), "group 64, expected 32"),

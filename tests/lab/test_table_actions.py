@@ -338,7 +338,7 @@ def test_the_bundled_example_is_a_held_out_session(bundled: VideoPipeline, tmp_p
     assert bundled.notices([clip]) == []
     noise = np.random.default_rng(0).integers(0, 256, (3, 128, 128, 3), dtype=np.uint8)
     [note] = bundled.notices([replace(clip, frames=noise)])
-    assert "is unlike the frames that the model 'table-actions' was trained on" in note
+    assert "is unlike the training frames of the model 'table-actions'" in note
 
 
 @settings(max_examples=30, deadline=None)

@@ -110,7 +110,7 @@ def test_places_are_known_for_what_people_write(prompt: str) -> None:
 )
 def test_a_scene_without_a_plan_is_the_nearest_one_that_has_one(prompt: str, nearest: str) -> None:
     [note] = WORDS.notices(prompt, "table")
-    assert f"draws the closest: {nearest!r}" in note
+    assert f"and draws {nearest!r} instead" in note
     complete = WORDS.complete(WORDS.read(prompt), 11)
     assert any(t.startswith("column") for t in complete.tokens)
     things = [t for t in complete.tokens if t in WORDS.things]

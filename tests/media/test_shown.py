@@ -82,7 +82,7 @@ def test_a_matrix_of_zeros_is_none(tmp_path: Path, frame: Image8) -> None:
 def test_other_angles_are_refused(tmp_path: Path, frame: Image8) -> None:
     path = _write(tmp_path / "a.mp4", [frame])
     _matrix(path, 46341, 46341, -46341, 46341)
-    with pytest.raises(RequestError, match="does not turn the image by 0, 90, 180 or 270 degrees"):
+    with pytest.raises(RequestError, match="an angle other than 0, 90, 180 or 270 degrees"):
         read_frames(path)
 
 

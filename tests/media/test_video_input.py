@@ -94,14 +94,14 @@ def test_a_clip_that_is_too_short_says_what_would_do(tmp_path: Path) -> None:
     file = _written(tmp_path / "a.mp4", _frames(3))
     with pytest.raises(RequestError) as e:
         read_clip(file, _wanted(frames=16))
-    assert str(e.value) == f"`input` {file}: has 3 frames, expected 16, or at least the 2 context frames"
+    assert str(e.value) == f"`input` {file}: has 3 frames, expected 16, or at least 2 for the context"
     assert e.value.hint == "give a longer clip, or `frames` 3"
     for apart, need in (
-        ({"start": 2}, "18 for 16 frames from index 2"),
-        ({"step": 3}, "46 for 16 frames with stride 3"),
-        ({"start": 1, "step": 2}, "32 for 16 frames from index 1 with stride 2"),
+        ({"start": 2}, "18 to read 16 of them from index 2"),
+        ({"step": 3}, "46 to read 16 of them with stride 3"),
+        ({"start": 1, "step": 2}, "32 to read 16 of them from index 1 with stride 2"),
     ):
-        with pytest.raises(RequestError, match=f"has 3 frames, expected {need}, or at least the 2"):
+        with pytest.raises(RequestError, match=f"has 3 frames, expected {need}, or at least 2"):
             read_clip(file, _wanted(frames=16, **apart))
 
 
@@ -109,7 +109,7 @@ def test_a_picture_is_a_context_of_one_frame(tmp_path: Path) -> None:
     Image.fromarray(_frames(1, 40, 30)[0]).save(tmp_path / "a.jpg")
     clip = read_clip(tmp_path / "a.jpg", _wanted(context=1))
     assert clip.frames.shape == (1, 32, 32, 3) and clip.source_size == (40, 30)
-    with pytest.raises(RequestError, match="has 1 frame, expected 4, or at least the 2 context frames"):
+    with pytest.raises(RequestError, match="has 1 frame, expected 4, or at least 2 for the context"):
         read_clip(tmp_path / "a.jpg", _wanted())
 
 
@@ -388,7 +388,7 @@ def test_rows_of_the_clip_or_of_the_input(count: int, frames: int, start: int, s
         ("a.json", '[["1", 2]]', "is not a list of lists of numbers"),
         ("a.json", "[[true, 2]]", "is not a list of lists of numbers"),
         ("a.json", '{"x": 1}', "is not a list of lists of numbers"),
-        ("a.json", "[" * 100000, "is not a JSON file"),
+        ("a.json", "[" * 100000, "is not valid JSON"),
         ("a.json", f"[[1, {'9' * 400}]]" + "\n", "is not a list of lists of numbers"),
         ("a.json", json.dumps([[1, 10**400]] * 4), "is not a list of lists of numbers"),
         ("a.yaml", "", "unknown suffix '.yaml'"),

@@ -325,8 +325,8 @@ def test_other_wrong_requests(free: Path) -> None:
             VideoPipeline(model, RunConfig.from_dict(data))
     for given, said in (
         ({"inputs": clip(1)}, "no frames after the model's context"),
-        ({}, "prompts or inputs, not both"),
-        ({"prompts": ["a ball"], "inputs": clip()}, "prompts or inputs, not both"),
+        ({}, "either prompts or inputs"),
+        ({"prompts": ["a ball"], "inputs": clip()}, "either prompts or inputs"),
         ({"inputs": clip()[0]}, r"expected \[rows, S, H, W, 3\]"),
         ({"inputs": clip().astype(float)}, "expected uint8"),
         ({"inputs": clip(), "codes": torch.full((1, 20), 3)}, r"expected \[1, T \* 17, 1\]"),

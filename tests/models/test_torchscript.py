@@ -117,15 +117,15 @@ def holding(value: Any) -> Any:
 @pytest.mark.parametrize(
     ("root", "why"),
     [
-        (lambda folder: holding(Calling(folder)), r"it names \w+\.mkdir, only modules and tensors are read"),
-        (lambda folder: holding(Fraction(1, 2)), r"it names fractions\.Fraction, only"),
-        (lambda folder: holding(print), r"it names \w+\.print, only"),
+        (lambda folder: holding(Calling(folder)), r"it holds \w+\.mkdir, but fastcar reads only modules and tensors"),
+        (lambda folder: holding(Fraction(1, 2)), r"it holds fractions\.Fraction, but"),
+        (lambda folder: holding(print), r"it holds \w+\.print, but"),
         (lambda folder: {"a": torch.zeros(2)}, "it holds no module"),
         (lambda folder: endless(), "its modules are nested in a cycle"),
         (lambda folder: holding(Forged((3,), (1,))), "a tensor reaches beyond its storage"),
         (lambda folder: holding(Forged((2,), (1,), 1)), "a tensor reaches beyond its storage"),
-        (lambda folder: holding(Forged((2,), (-1,), 1)), "a tensor has no such shape"),
-        (lambda folder: holding(Forged((2,), (1, 1))), "a tensor has no such shape"),
+        (lambda folder: holding(Forged((2,), (-1,), 1)), "the shape of a tensor is invalid"),
+        (lambda folder: holding(Forged((2,), (1, 1))), "the shape of a tensor is invalid"),
     ],
     ids=["call", "class", "function", "no module", "loop", "long", "offset", "backwards", "strides"],
 )

@@ -82,7 +82,7 @@ class ConvertedCheckpoint(Checkpoint):
     def matches(cls, folder: Path, config: Any) -> bool:
         """See `Checkpoint`. Raises RequestError for an unfinished conversion."""
         if (folder / UNFINISHED).is_file():
-            raise RequestError(f"{folder} is an unfinished conversion", hint="run fastcar convert again")
+            raise RequestError(f"{folder} is an unfinished conversion", hint="rerun the fastcar convert that began it")
         return isinstance(config, dict) and config.get("format") == FORMAT
 
     @cached_property
@@ -90,8 +90,8 @@ class ConvertedCheckpoint(Checkpoint):
         """The content of config.json. Raises RequestError with file and key, or with the required version."""
         file, data = self.folder / "config.json", self.config
         if data.get("version") != VERSION:
-            said = f"{self.folder} has version {data.get('version')!r} of the format"
-            raise RequestError(f"{said}, but this fastcar reads version {VERSION}", hint="run fastcar convert again")
+            said = f"{file}: key 'version' is {data.get('version')!r}, but this fastcar reads version {VERSION}"
+            raise RequestError(said, hint="convert the model again: fastcar convert MODEL -o FOLDER")
         try:
             weights = data["weights"]
             for part in _WEIGHTS:
@@ -109,7 +109,7 @@ class ConvertedCheckpoint(Checkpoint):
                 shards=tuple(str(Path(name).name) for name in data["shards"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as e:
-            raise RequestError(f"{file}: {type(e).__name__} at {e}") from None
+            raise RequestError(f"{file} is invalid: {type(e).__name__}: {e}") from None
 
     def read_spec(self) -> Spec:
         """See `Checkpoint`."""
@@ -143,7 +143,7 @@ class ConvertedCheckpoint(Checkpoint):
         try:
             return phrase_tokenizer(text, file)
         except (KeyError, TypeError, ValueError) as e:
-            raise RequestError(f"{file}: {type(e).__name__} at {e}") from None
+            raise RequestError(f"{file} is invalid: {type(e).__name__}: {e}") from None
 
     def _weights(
         self, network: Network, form: NetworkFormat, device: torch.device, progress: Progress | None
@@ -155,7 +155,7 @@ class ConvertedCheckpoint(Checkpoint):
         for name in names_of(network):
             if name not in weights:
                 said = f"{self.folder} lacks key {name!r} in its weights files"
-                raise RequestError(said, hint="convert the model again")
+                raise RequestError(said, hint="convert the model again: fastcar convert MODEL -o FOLDER")
         return weights
 
 

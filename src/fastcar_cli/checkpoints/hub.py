@@ -19,8 +19,8 @@ _LLAMA_2 = (
 )
 
 _NVIDIA = (
-    "the NVIDIA Open Model License applies to the weights of {name} (https://huggingface.co/{repository}); fastcar "
-    "does not run the guardrail that NVIDIA runs with them"
+    "the NVIDIA Open Model License applies to the weights of {name} (https://huggingface.co/{repository}); NVIDIA "
+    "runs them with a guardrail (a filter for unsafe content), but fastcar does not"
 )
 
 _TERMS = "the terms of the weights of {name} are on https://huggingface.co/{repository}"
@@ -57,12 +57,12 @@ def _reaching(repository: str) -> Iterator[None]:
     try:
         yield
     except Exception as e:
-        hint: Text = f"run once with network, or copy the repository {repository} and give the copy as ", Key("model")
+        hint: Text = (f"connect to the network, or copy {repository} here and add ", Key("model"), " FOLDER")
         if isinstance(e, GatedRepoError):
             reason = "its terms must be accepted first"
             hint = f"accept them on https://huggingface.co/{repository}, then run: hf auth login"
         elif isinstance(e, RepositoryNotFoundError):
-            reason, hint = "it does not exist, or your token has no access to it", "check HF_TOKEN"
+            reason, hint = "it does not exist, or your token has no access to it", "run: hf auth login, or set HF_TOKEN"
         elif isinstance(e, (LocalEntryNotFoundError, ConnectionError)) or "Connect" in type(e).__name__:
             reason = "it is not in the cache and the hub can't be reached"
         elif isinstance(e, RuntimeError) and "home directory" in str(e):

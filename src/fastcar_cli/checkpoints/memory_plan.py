@@ -205,13 +205,13 @@ def choose_dtype(dtype: str, device: str, plans: dict[str, MemoryPlan]) -> str:
     if dtype == "auto" and len(plans) == 1:
         dtype = next(iter(plans))
     if dtype == "bfloat16" and own == "float16":
-        raise RequestError(f"{device} has no such format", key="dtype", value="bfloat16", allowed="float16, float32")
+        raise RequestError(f"unsupported on {device}", key="dtype", value="bfloat16", allowed="float16, float32")
     chosen = own if dtype == "auto" else dtype
     if dtype == "auto" and device == "cpu" and not plans["float32"].fits:
         chosen = "bfloat16"
     plan = plans[chosen]
     if not plan.fits:
-        hint: Text = ("use fewer ", Key("frames"), ", fewer prompts, ", Key("window"), " or a larger machine")
+        hint: Text = ("use fewer ", Key("frames"), " or prompts, a ", Key("window"), ", or a machine with more memory")
         for name in ("int8", "bfloat16"):
             if name in plans and plans[name].fits:
                 hint = ("use ", Key("dtype"), f" {name}, which needs {gib(plans[name].needed)}")

@@ -33,7 +33,7 @@ def folder_of(model: str) -> Path:
             _check_files(path)
             return path
         if (begun := working_folder(path)).is_dir():
-            raise RequestError(f"the conversion in {begun} is unfinished", hint="run fastcar convert again")
+            raise RequestError(f"the conversion in {begun} is unfinished", hint="rerun its fastcar convert command")
     if model in FORMER:
         raise RequestError(f"the model {FORMER[model]!r} has replaced {model!r}", hint=f"use --model {FORMER[model]}")
     near = difflib.get_close_matches(model, [*BUNDLED, *REPOSITORIES], n=1)

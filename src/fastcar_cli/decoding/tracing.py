@@ -64,7 +64,7 @@ def _checked(model: LoadedModel, prompts: Sequence[Prompt], codes: Tensor | None
         read_all = getattr(model.tokenizer, "read_all", None)
         ids = [read_all(prompt) for prompt in prompts] if read_all is not None else []
         if not ids or not ids[0]:
-            raise RequestError("codes are needed: there are no frames after the model's context")
+            raise RequestError("give codes: the inputs have no frames after the model's context")
         codes = torch.tensor(ids)
     codes = codes[..., None] if depth == 1 and codes.dim() == 2 else codes
     shape = list(codes.shape)
@@ -117,7 +117,7 @@ def trace(
     Raises RequestError for a prompt that the model can't take, and for codes, thresholds or indices that do not fit.
     """
     if (prompts is None) == (inputs is None):
-        raise RequestError("give prompts or inputs, not both")
+        raise RequestError("give either prompts or inputs")
     given = list(prompts or ()) if inputs is None else list(clips_of(inputs, actions))
     if seeds is not None and len(seeds) != len(given):
         raise RequestError(f"seeds has {len(seeds)} numbers for {len(given)} prompts")

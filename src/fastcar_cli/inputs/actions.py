@@ -94,7 +94,7 @@ def joined(named: Mapping[str, Any], parts: Sequence[ActionPart], what: Text) ->
     widths, arrays = {part.name: len(part.low) for part in parts}, dict[str, NDArray[np.float64]]()
     missing = [part.name for part in parts if part.name not in named and not part.optional]
     if wrong := missing or sorted({*named} - {*widths}):
-        said = f"has {'no' if missing else 'an unknown'} {wrong[0]!r}"
+        said = f"has {'no' if missing else 'an unknown'} key {wrong[0]!r}"
         raise RequestError(said, where=what, allowed=", ".join(widths))
     for name, value in named.items():
         try:
@@ -155,8 +155,8 @@ def _csv(text: str, what: Text, frames: int) -> list[list[float]]:
     if "." in text.partition(first)[2] or len(rows) == frames + 1:
         return rows[1:]
     if len(rows) == frames:
-        hint = f"name columns with words, or write an action as {separator.join(f'{n}.0' for n in range(len(rows[0])))}"
-        raise RequestError(f"line 1, {first.strip()}, may be column names or an action", where=what, hint=hint)
+        hint = f"name columns with words, or write the action {separator.join(f'{n}.0' for n in range(len(rows[0])))}"
+        raise RequestError(f"line 1 ({first.strip()}) may be column names or an action", where=what, hint=hint)
     return rows
 
 
@@ -167,7 +167,7 @@ def _json(text: str, what: Text, parts: Sequence[ActionPart]) -> Any:
     try:
         data = parse_json(text)
     except ValueError:
-        raise RequestError("is not a JSON file", where=what) from None
+        raise RequestError("is not valid JSON", where=what) from None
     bins = isinstance(data, dict) and bool(parts) and BINNED in data
     data = data[BINNED] if bins else _inner(data)
     if parts and isinstance(data, dict):
@@ -207,5 +207,5 @@ def _fit(
         for at, index in enumerate(chosen[: frames - (chosen[-1] >= len(table))]):
             out[at] = np.asarray(table[index], np.float64)
             if not np.isfinite(out[at]).all():
-                raise RequestError(f"row {index} has numbers that are not finite in float32", where=what)
+                raise RequestError(f"row {index} has a number that is not finite in float32", where=what)
     return out

@@ -152,9 +152,9 @@ def _actions(path: Path, wanted: Wanted, actions: Path | None) -> Rows:
 def _too_short(path: Path, wanted: Wanted, count: int) -> RequestError:
     start, step, most, context = wanted.start or 0, wanted.step, wanted.most, wanted.context
     how = ([f"from index {start}"] if start else []) + ([f"with stride {step}"] if step > 1 else [])
-    need = f"{start + (most - 1) * step + 1}" + (f" for {most} frames {' '.join(how)}" if how else "")
+    need = f"{start + (most - 1) * step + 1}" + (f" to read {most} of them {' '.join(how)}" if how else "")
     if not wanted.whole and (most > context or not how):
-        need += f", or at least the {context} context frames" if most > context else " context frames"
+        need += f", or at least {context} for the context" if most > context else " context frames"
     here = len(range(start, count, step))
     hint: tuple[str | Key, ...] = ("give a longer clip",)
     if wanted.last and not wanted.whole:
@@ -189,5 +189,5 @@ def read_embedding(path: Path) -> NDArray[np.float32]:
         raise RequestError(f"has arrays of shapes {shapes}", key="text_embedding", value=path, allowed=allowed)
     (array,) = arrays.values()
     if array.dtype.kind != "f" or not np.isfinite(array).all():
-        raise RequestError("has values that are not finite floats", key="text_embedding", value=path)
+        raise RequestError("has values that are not floats or not finite", key="text_embedding", value=path)
     return np.pad(array.astype(np.float32), ((0, WORDS - len(array)), (0, 0)))

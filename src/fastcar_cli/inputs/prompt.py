@@ -48,7 +48,7 @@ class _Input:
         actions = self.actions
         if actions is not None and (actions.ndim != 2 or not np.issubdtype(actions.dtype, np.floating)):
             said = f"{self.name}: actions are {actions.dtype} {list(actions.shape)}"
-            raise RequestError(f"{said}, expected floats [S, A]")
+            raise RequestError(f"{said}, expected floats [frames, numbers]")
         if actions is not None and not np.isfinite(actions).all():
             raise RequestError(f"{self.name}: actions contain NaN or infinite values")
 
@@ -73,7 +73,7 @@ class Clip(_Input):
             given = f"{self.frames.dtype} {list(self.frames.shape)}"
             raise RequestError(f"{self.name}: frames are {given}, expected uint8 [S, H, W, 3], or float32 in 0 .. 1")
         if floats and not ((self.frames >= 0) & (self.frames <= 1)).all():
-            raise RequestError(f"{self.name}: float32 frames exceed 0 .. 1", hint="give uint8 frames, or divide by 255")
+            raise RequestError(f"{self.name}: float32 frames are not in 0 .. 1", hint="divide by 255, or give uint8")
         super().__post_init__()
 
 
@@ -180,7 +180,7 @@ def prompts_in(file: Path, where: Text) -> Listed:
     else:
         listed = Listed(lines, "line")
         if any(_is_json(part) for part in (text, *[*lines.values()][:1])):
-            raise RequestError("is JSON", where=where, hint="name the file .json, or .jsonl with one entry per line")
+            raise RequestError("is JSON", where=where, hint="rename it .json, or .jsonl if each line is an entry")
     if not listed.prompts:
         raise RequestError("has no prompt", where=where, hint="write one prompt per line; # begins a comment")
     return listed
@@ -189,7 +189,7 @@ def prompts_in(file: Path, where: Text) -> Listed:
 def _text(entry: Any, number: int, where: Text) -> str:
     value = entry.get("prompt_en", entry.get("prompt")) if isinstance(entry, dict) else entry
     if not isinstance(value, str) or not value.strip():
-        raise RequestError(f"entry {number} has no text under 'prompt_en' or 'prompt'", where=where)
+        raise RequestError(f"entry {number} is not a text and has none under 'prompt_en' or 'prompt'", where=where)
     return value.strip()
 
 

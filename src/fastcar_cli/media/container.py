@@ -152,7 +152,7 @@ def _as_shown(frame: Any, aspect: Any, path: Path) -> Image8:
     import av
 
     if frame.interlaced_frame:
-        raise RequestError("is interlaced", key="input", value=path, hint="save the video deinterlaced")
+        raise RequestError("is interlaced", key="input", value=path, hint="deinterlace it, e.g. ffmpeg -vf yadif")
     clear = frame.format.has_palette or any(part.is_alpha for part in frame.format.components)
     high = frame.color_trc in _HDR
     if high and int(av.__version__.partition(".")[0]) < 18:
@@ -166,7 +166,7 @@ def _as_shown(frame: Any, aspect: Any, path: Path) -> Image8:
         matrix = frame.side_data.get("DISPLAYMATRIX")
     except ValueError:  # PyAV has no name for some other side data
         if frame.rotation:
-            said = "has a display matrix that PyAV can't read"
+            said = "has a rotation (display matrix) that PyAV can't read"
             raise RequestError(said, key="input", value=path, hint=_UPRIGHT) from None
         matrix = None
     return image if matrix is None else _turned(image, np.frombuffer(bytes(matrix), np.int32)[[0, 1, 3, 4]], path)
@@ -181,5 +181,5 @@ def _turned(image: Image8, matrix: NDArray[np.int32], path: Path) -> Image8:
         return image[:: int(d), :: int(a)]
     if b and c and not a and not d:
         return image.swapaxes(0, 1)[:: int(b), :: int(c)]
-    said = "has a display matrix that does not turn the image by 0, 90, 180 or 270 degrees"
+    said = "has a rotation (display matrix) by an angle other than 0, 90, 180 or 270 degrees"
     raise RequestError(said, key="input", value=path, hint=_UPRIGHT)

@@ -131,7 +131,7 @@ def load_lpips(file: Path) -> Callable[[Images, Images], list[float]]:
 
     package = need("lpips", (Key("metrics"), " lpips"))
     if not file.is_file():
-        hint = "give torchvision's AlexNet or VGG16 state dict (alexnet-owt-7be5be79.pth)"
+        hint = "download torchvision's weights of AlexNet (alexnet-owt-7be5be79.pth) or VGG16"
         raise RequestError("there is no such file", key="lpips_weights", value=file, hint=hint)
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)

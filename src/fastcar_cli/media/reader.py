@@ -66,13 +66,13 @@ def read_recipe(path: Path) -> dict[str, Any]:
         said = "has no fastcar recipe" if path.exists() else "there is no such video"
         raise RequestError(said, where=str(path)) from None
     except (OSError, ValueError, Image.DecompressionBombError):
-        raise RequestError(f"{path} has no fastcar recipe") from None
+        raise RequestError(f"{path} has no fastcar recipe", hint="give a video that fastcar wrote") from None
     if isinstance(recipe, dict):
         # The JSON sidecar of a video contains its recipe.
         recipe = recipe.get("recipe", recipe)
     kinds = {"prompt": str, "seed": int, "settings": dict}
     if not isinstance(recipe, dict) or not all(isinstance(recipe.get(k), kind) for k, kind in kinds.items()):
-        raise RequestError(f"{path} has no fastcar recipe")
+        raise RequestError(f"{path} has no fastcar recipe", hint="give a video that fastcar wrote")
     return recipe
 
 
@@ -95,7 +95,7 @@ def frames_of(path: Path, key: str | None = None) -> Iterator[Image8OrFloat]:
     size: tuple[int, ...] = ()
     for index, image in enumerate(images):
         if max(image.shape[:2]) > _SIDE:
-            raise _refused(path, f"frame {index} has {_size(image.shape)} pixels", "resize it first")
+            raise _refused(path, f"frame {index} has {_size(image.shape)} pixels", f"allowed: at most {_SIDE} per side")
         if size and image.shape != size:
             message = f"frame {index} has {_size(image.shape)} pixels, but the first frame has {_size(size)}"
             raise _refused(path, message, "resize all frames to the same size")
@@ -116,7 +116,7 @@ def _folder(folder: Path) -> Iterator[Image8]:
     files = [f for f in named if not os.path.isdir(f)]
     if lost := next((f for f in files if not os.path.isfile(f)), None):
         link = f"is a link to {os.readlink(lost)}, which can't be found" if lost.is_symlink() else None
-        raise _refused(lost, link or "is a pipe or a device", "remove it, or put the frame there")
+        raise _refused(lost, link or "is a pipe or a device", "delete it, or replace it with an image")
     if not files:
         raise RequestError("contains no image", key="input", value=folder, allowed=", ".join(IMAGES))
     for file in sorted(files, key=lambda f: [(len(p), p) if p.isdigit() else (0, p) for p in _parts(f.name)]):
@@ -138,7 +138,7 @@ def _file(path: Path) -> Iterator[Image8]:
             if image.format not in _MAYBE_HDR or not in_hdr(path):
                 count = getattr(image, "n_frames", 1)
                 if image.format == "TIFF" and count > 1:
-                    raise _refused(path, f"has {count} images, possibly previews", "save each image as a file")
+                    raise _refused(path, f"has {count} images, possibly previews", "save each as a file in a folder")
                 # The poster of an animated PNG is not one of its frames.
                 first = int(getattr(image, "default_image", False))
                 for index in range(first, count if image.format in _MOVING else 1):
@@ -169,7 +169,7 @@ def _rgb(image: Image.Image, file: Path) -> Image8:
     if image.mode.startswith(("I", "F")):
         raise _refused(file, "has more than 8 bits per colour", "save it with 8 bits per colour")
     if max(image.size) > _SIDE:
-        raise _refused(file, f"has {image.width} x {image.height} pixels", "resize it first")
+        raise _refused(file, f"has {image.width} x {image.height} pixels", f"allowed: at most {_SIDE} per side")
     return on_ground(ImageOps.exif_transpose(image))
 
 

@@ -58,7 +58,7 @@ def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> N
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise RequestError(f"{path} is a pipe or a device, expected a file or a folder", hint="/dev/null is allowed")
     if path.suffix and path.exists() and not force and recipe_in(path) is None:
-        raise RequestError(f"{path} exists and fastcar did not write it", hint="--force overwrites it")
+        raise RequestError(f"{path} exists and fastcar did not write it", hint="add --force to overwrite it")
     if not path.suffix and path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RequestError(f"{path} exists and is not an empty folder", hint="name a new folder")
 

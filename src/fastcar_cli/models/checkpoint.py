@@ -48,7 +48,7 @@ def no_such_dtype(dtype: str, allowed: Collection[str]) -> RequestError:
     """The error for an unsupported weight format."""
     if len(allowed) == 1:
         said = f"the model was converted and has only {', '.join(allowed)} weights"
-        hint: Text = "leave out ", Key("dtype"), ", or convert the original model to this format with fastcar convert"
+        hint: Text = "leave out ", Key("dtype"), ", or use the original model or a conversion to another format"
         return RequestError(said, key="dtype", value=dtype, hint=hint)
     if dtype == "int4":
         hint = "convert it: fastcar convert MODEL -o FOLDER --dtype int4"

@@ -33,7 +33,7 @@ class ClipReader:
         spec, model = self._network.spec, f"the model {self._network.spec.name!r}"
         if isinstance(prompt, str):
             counts = " or ".join(map(str, spec.contexts)) or f"at least {spec.layout.context}"
-            hint: Text = (f"give it {counts} to continue from, such as ", Key("input"), " clip.mp4")
+            hint: Text = ("give it a clip: ", Key("input"), f" clip.mp4 (context frames: {counts})")
             raise RequestError(f"{model} takes frames, not text", hint=hint)
         self._check_frames(prompt, model)
         self._check_numbers(prompt, model)
@@ -121,9 +121,9 @@ class ClipReader:
         error = float((shown[0, 0].cpu() / 255 - given).square().mean())
         if error <= 10 ** (-self.familiar / 10):
             return []
-        back = f"{-10 * math.log10(error):.0f} dB, but training frames at {self.familiar:.0f} dB or more"
-        unlike = f"{clip.name} is unlike the frames that the model {model!r} was trained on"
-        return [f"{unlike}, so the video may be wrong: the tokenizer reconstructs the first frame at {back}"]
+        back = f"a PSNR of {-10 * math.log10(error):.0f} dB, training frames with at least {self.familiar:.0f} dB"
+        unlike = f"{clip.name} is unlike the training frames of the model {model!r}"
+        return [f"{unlike}, so the video may be wrong: the tokenizer reconstructs the first frame with {back}"]
 
     def conditions(self, prompts: Sequence[Prompt], frames: int) -> Tensor | None:
         """Conditions of videos of `frames` frames, context included, float32; None: there are none.
@@ -147,7 +147,7 @@ class ClipReader:
             return actions
         texts = [clip.text for clip in clips if clip.text is not None]
         if len(lengths := sorted({len(text) for text in texts})) > 1:
-            raise RequestError(f"text embeddings have {lengths} rows, expected one length")
+            raise RequestError(f"text embeddings have {lengths} rows (words), expected the same number for all videos")
         return torch.from_numpy(np.stack(texts)).float() if texts else None
 
 
@@ -161,4 +161,4 @@ def _clipped(clip: Clip | TokenisedClip, parts: Sequence[ActionPart]) -> list[st
     if not outside.any():
         return []
     found = ", ".join(dict.fromkeys(name for name, out in zip(names, outside.T, strict=True) if out.any()))
-    return [f"{clip.name}: {int(outside.sum()):,} numbers of actions are out of range and are clipped, in {found}"]
+    return [f"{clip.name}: {int(outside.sum()):,} action values exceed the model's ranges and are clipped, in: {found}"]

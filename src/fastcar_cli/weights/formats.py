@@ -80,7 +80,7 @@ def stored_parts(kinds: Mapping[str, tuple[Any, ...]]) -> dict[str, list[str]]:
         rows, n = kinds[name][1:2], math.prod(kinds[name][2:])
         needed = [("I8", *kinds[name][1:]), ("F16", *rows, n / GROUP), ("U8", *rows, n / 2)]
         if beside and [kinds[part] for part in (name, *beside)] != needed[: 1 + len(beside)]:
-            raise ValueError(f"{', '.join(beside)} can't be of key {name!r}")
+            raise ValueError(f"{', '.join(beside)}: dtype or shape does not fit key {name!r}")
     return parts
 
 
@@ -179,7 +179,7 @@ class Format:
     def shape(self, outputs: int, inputs: int) -> tuple[int, int]:
         """Shape of the stored numbers. Raises ValueError if groups don't divide the inputs."""
         if inputs % (self.group or 1):
-            raise ValueError(f"{self.name} needs inputs in groups of {self.group}, given {inputs}")
+            raise ValueError(f"{inputs} inputs of a matrix, expected a multiple of {self.group} for {self.name}")
         return outputs, inputs * self.bits // (8 * self.dtype.itemsize)
 
     def scale_shape(self, outputs: int, inputs: int) -> tuple[int, ...]:

@@ -44,7 +44,7 @@ Store = Callable[[str, Tensor], Mapping[str, Tensor]]
 def _damaged(file: Path, error: Exception) -> RequestError:
     if file.exists() and not os.access(file, os.R_OK):  # safetensors reports it as missing
         return RequestError(f"weights file {file} can't be read: {os.strerror(errno.EACCES)}")
-    return RequestError(f"weights file {file} is damaged: {error}", hint="fetch the file again")
+    return RequestError(f"weights file {file} is damaged: {error}", hint="download the file again")
 
 
 class _Safetensors:
@@ -95,7 +95,7 @@ class _Bin:
                 raise RequestError(
                     f"weights file {self.path} holds objects other than tensors{named}; fastcar did not load it, "
                     "because loading such objects can run code",
-                    hint="download the file from the model's own page",
+                    hint="download the file from the page of its authors",
                 ) from None
             raise _damaged(self.path, RuntimeError(re.split(r"\. |\n", str(e))[0])) from None
         if self.path.suffix == ".pt" and isinstance(loaded, dict):
@@ -103,7 +103,7 @@ class _Bin:
             inner = loaded["model"] if isinstance(loaded.get("model"), dict) else loaded
             loaded = {str(k).removeprefix("model."): t for k, t in inner.items() if "_extra_state" not in str(k)}
         if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
-            raise RequestError(f"weights file {self.path} holds no mapping of names to tensors")
+            raise RequestError(f"weights file {self.path} does not hold tensors by name")
         self._tensors = loaded
 
     def rows(self, name: str, begin: int, end: int) -> Tensor:
@@ -117,7 +117,7 @@ _READERS: dict[str, type[_Bin] | type[TorchScriptFile]] = {".bin": _Bin, ".pt": 
 
 def _open(path: Path) -> _File:
     if not path.is_file():
-        raise RequestError(f"weights file {path} is missing", hint="fetch the file again")
+        raise RequestError(f"weights file {path} is missing", hint="download the file again")
     return _READERS.get(path.suffix, _Safetensors)(path)
 
 

@@ -53,7 +53,7 @@ def _objects(data: bytes) -> dict[str, _Stored]:
         dtype, key, count = storage
         numbers = (count, offset, *shape, *strides)
         if not all(type(n) is int and n >= 0 for n in numbers) or len(shape) != len(strides):
-            raise pickle.UnpicklingError("a tensor has no such shape")
+            raise pickle.UnpicklingError("the shape of a tensor is invalid")
         last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
         if last >= count and 0 not in shape:
             raise pickle.UnpicklingError("a tensor reaches beyond its storage")
@@ -69,12 +69,12 @@ def _objects(data: bytes) -> dict[str, _Stored]:
                 return dict
             if module == "torch" and name in _KINDS:
                 return _KINDS[name]
-            raise pickle.UnpicklingError(f"it names {module}.{name}, only modules and tensors are read")
+            raise pickle.UnpicklingError(f"it holds {module}.{name}, but fastcar reads only modules and tensors")
 
         def persistent_load(self, pid: Any) -> Any:
             kind, dtype, key, _device, count = pid
             if kind != "storage" or not isinstance(dtype, torch.dtype):
-                raise pickle.UnpicklingError("a storage of an unknown kind")
+                raise pickle.UnpicklingError("the type of a storage is unknown")
             return dtype, key, count
 
     root = Reader(io.BytesIO(data)).load()
@@ -91,7 +91,7 @@ def _tensors(root: Any, module: type) -> Iterator[tuple[str, _Stored]]:
         if path.count(".") > _DEEPEST:
             raise pickle.UnpicklingError("its modules are nested in a cycle")
         if not isinstance(at.state, dict):
-            raise pickle.UnpicklingError("a module without attributes")
+            raise pickle.UnpicklingError("one of its modules has no attributes")
         for name, value in at.state.items():
             if (seen := seen + 1) > _MOST:
                 raise pickle.UnpicklingError("its modules are nested in a cycle")
@@ -137,7 +137,7 @@ class TorchScriptFile:
         except Exception as e:
             why = str(e).partition("\n")[0] or type(e).__name__
             said = f"weights file {self.path} can't be read: {why}"
-            raise RequestError(said, hint="fetch the file again") from None
+            raise RequestError(said, hint="download the file again") from None
 
 
 def _bytes(archive: zipfile.ZipFile, name: str, size: int | None) -> bytearray:

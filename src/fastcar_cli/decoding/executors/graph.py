@@ -68,9 +68,9 @@ def obstacle(batch: Batch) -> str | None:
     rules = (
         (batch.rows > most, f"the batch has {batch.rows} rows; the CUDA graph supports at most {most} on this device"),
         (batch.model.spec.decoder.source > 0, "the CUDA graph does not support cross-attention"),
-        (batch.draws.keep_logits, "logits are requested"),
-        (batch.settings.kv_dtype != "auto", f"keys and values are {batch.settings.kv_dtype}"),
-        (batch.settings.rule.target is not None, "for a target replay ratio the host sets thresholds while decoding"),
+        (batch.draws.keep_logits, "the CUDA graph returns no logits"),
+        (batch.settings.kv_dtype != "auto", f"the CUDA graph does not support {batch.settings.kv_dtype} KV caches"),
+        (batch.settings.rule.target is not None, "the CUDA graph does not support a target replay ratio"),
         (batch.draws.tokens < 2, "the video has only one token"),
     )
     return next((why for hit, why in rules if hit), None)

@@ -31,10 +31,10 @@ def choose(batch: Batch) -> tuple[Executor, str]:
     if name not in (names := choices.values(choices.Executor)):
         raise RequestError("unknown", key="executor", value=name, allowed=", ".join(names))
     rules = (
-        (batch.backend.name != "torch", f"the backend is {batch.backend.name}"),
-        (seen.watch is not None or seen.on_block is not None, "an observer reads every block"),
-        (replay is not None and replay.rule.score != DEFAULT, f"the score is {batch.settings.rule.score}"),
-        (seen.mark is not None, "the profiler times parts of a pass"),
+        (batch.backend.name != "torch", f"only torch supports the backend {batch.backend.name}"),
+        (seen.watch is not None or seen.on_block is not None, "only torch returns the results of each block"),
+        (replay is not None and replay.rule.score != DEFAULT, f"only torch has the score {batch.settings.rule.score}"),
+        (seen.mark is not None, "only torch times parts of a pass"),
     )
     obstacle = next((why for applies, why in rules if applies), None)
     if name == "native" or (name == "auto" and device == "cpu"):

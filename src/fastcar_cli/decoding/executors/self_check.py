@@ -117,7 +117,7 @@ def difference(batch: Batch, inputs: int = 1, capture: bool = True, tokens: int 
         for what, share in differing.items():
             # NaN counts as a difference.
             if not float(share) <= (EXACT if exact else ALLOWED)[what]:
-                return f"{what} differ by {float(share):.1%}, window {window or 'off'}"
+                return f"{what} differ from plain torch's by {float(share):.1%} with attention window {window or 'off'}"
     return None
 
 

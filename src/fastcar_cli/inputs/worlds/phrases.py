@@ -54,7 +54,7 @@ class PhraseTokenizer:
     def _check(self, tokens: Iterable[str]) -> None:
         known = {*self.vocabulary}
         if (other := next((token for token in tokens if token not in known), None)) is not None:
-            raise ValueError(f"{other!r} is not a word of its vocabulary")
+            raise ValueError(f"{other!r} is not in the vocabulary")
 
     def to_dict(self) -> dict[str, Any]:
         """The constructor's arguments as plain data."""
@@ -82,7 +82,7 @@ class PhraseTokenizer:
                 i += 1
         room = self.length - 2
         if len(tokens) > room:
-            raise RequestError(f"the prompt is too long: {len(tokens)} known words", allowed=f"{room}")
+            raise RequestError(f"the prompt is too long: {len(tokens)} known words", allowed=f"at most {room}")
         return Reading(self.ids_of(tokens), tuple(tokens), tuple(unknown))
 
     def _arranged(self, words: list[str]) -> list[str]:
@@ -125,7 +125,7 @@ class PhraseTokenizer:
         prompt = text_of(prompt, f"the model {model!r}")
         reading = self.read(prompt)
         if not reading.tokens:
-            hint = f"it can draw: {', '.join(self._drawable)}"
+            hint = f"name one of: {', '.join(self._drawable)}"
             raise RequestError(f"the model {model!r} knows no word of {prompt!r}", hint=hint)
         notices = []
         for word in reading.unknown:
@@ -133,7 +133,7 @@ class PhraseTokenizer:
                 notices.append(f"the model {model!r} does not understand {word!r} here and ignores it")
                 continue
             words = difflib.get_close_matches(word, self._alone, cutoff=0.75)
-            near = f"; near: {', '.join(words)}" if words else ""
+            near = f"; similar known words: {', '.join(words)}" if words else ""
             notices.append(f"the model {model!r} does not know {word!r} and ignores it{near}")
         shapes = self.groups.get("shape", ())
         if shapes and reading.unknown and not {*shapes} & {*reading.tokens}:

@@ -169,16 +169,16 @@ class PlacementTokenizer(PhraseTokenizer):
         count = sum(t in self.things for t in tokens)
         if self.layouts and not 0 < count <= self._most:
             said = f"{count} objects" if count else "no object"
-            unknown = f"it does not know {', '.join(reading.unknown)}; " if reading.unknown else ""
+            unknown = f"unknown words: {', '.join(reading.unknown)}; " if reading.unknown else ""
             said = f"the prompt {text!r} names {said}, but the model {model!r} draws 1 to {self._most}"
-            raise RequestError(said, hint=f"{unknown}objects: {', '.join(self.things)}")
+            raise RequestError(said, hint=f"{unknown}known objects: {', '.join(self.things)}")
         if (said := " ".join(self._planned(tokens))) != " ".join(tokens):
             unplaced = " ".join(tokens)
-            notices.append(f"the model {model!r} has no placement for {unplaced!r}; it draws the closest: {said!r}")
+            notices.append(f"the model {model!r} can't place the objects of {unplaced!r} and draws {said!r} instead")
         after = [*tokens[max(i for i, t in enumerate(tokens) if t in self.things) + 1 :]] if count else []
         lost = [t for t in after if any(t in values for values in self.looks.values())]
         if lost:
-            notices.append(f"the model {model!r} ignores {', '.join(lost)}, because no object follows")
+            notices.append(f"the model {model!r} ignores {', '.join(lost)}, because no object follows in the prompt")
         return notices
 
 

@@ -107,4 +107,4 @@ class BundledCheckpoint(Checkpoint):
         try:
             return phrase_tokenizer(self.text, self._file)
         except (KeyError, TypeError, ValueError, AttributeError) as e:
-            raise RequestError(f"{self._file}: {type(e).__name__} at {e}") from None
+            raise RequestError(f"{self._file} is invalid: {type(e).__name__}: {e}") from None

@@ -110,7 +110,7 @@ class CosmosCheckpoint(Released):
         if not (folder / MODEL).is_file() and (folder / _ENCODER).is_file():
             raise RequestError(
                 f"{folder} is the folder of Cosmos' tokenizer, not of a model",
-                hint=("give the folder that holds model.pt: ", Key("model")),
+                hint=("give the folder that holds model.pt: ", Key("model"), " FOLDER"),
             )
         for candidate in beside:
             if any((candidate / name).is_file() for name in HALVES):
@@ -250,7 +250,7 @@ def read_tokenizer_spec(folder: Path) -> CausalVideoSpec:
             decoder_attention=_has(decoder, "decoder.mid.attn_1.0.q"),
         )
     except ValueError as e:
-        raise RequestError(f"{folder}: no tokenizer has these sizes: {e}") from None
+        raise RequestError(f"{folder}: the tokenizer's sizes are invalid: {e}") from None
 
 
 def tokenizer_components(folder: Path, prefix: str, tokenizer: CausalVideoTokenizer) -> list[Component]:

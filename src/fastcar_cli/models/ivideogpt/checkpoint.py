@@ -61,7 +61,7 @@ class LlamaCheckpoint(Released):
     def _files(self, part: str) -> list[Path]:
         folder = self.parts[part]
         other = next((f", not {f.name}" for f in sorted(folder.glob("*")) if f.suffix in (".bin", ".pt", ".ckpt")), "")
-        hint = f"fastcar reads only safetensors{other}, because opening other weights files may run code"
+        hint = f"give a .safetensors file{other}: fastcar opens no other files, which may run code"
         return weight_files(folder, (WEIGHTS[part],), (".safetensors",), hint=hint)
 
     def weight_files(self) -> list[Path]:
@@ -208,12 +208,12 @@ class ConditionalConfig(ConvConfig):
         sizes = {name: getattr(self, name) for name in ("context", "patch", "attended", "mid_attention")}
         spec = kind(**self.fitting(file), **sizes, **others)
         if self.resolution != spec.size[0]:
-            needed = f"{spec.size[0]}, as block_out_channels has {len(self.channels)} levels"
+            needed = f"{spec.size[0]}, because block_out_channels has {len(self.channels)} entries"
             raise wrong(file, "resolution", self.resolution, needed)
         if (sides := math.gcd(*spec.latents)) % self.patch:
             raise wrong(file, "patch_size", self.patch, f"a divisor of {sides}")
         if any(width % 32 for width in spec.attended_widths):
-            needed = "multiples of 32 where cross attention follows"
+            needed = "multiples of 32 in the levels with cross-attention"
             raise wrong(file, "block_out_channels", list(self.channels), needed)
         return spec
 

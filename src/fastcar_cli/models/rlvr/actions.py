@@ -40,7 +40,7 @@ _KEYS = {
     **{"i": (4, 0.2), "k": (4, -0.2), "j": (3, -0.2), "l": (3, 0.2), "u": (5, 0.2), "o": (5, -0.2)},
     **{"z": (2, 1.0), "x": (2, -1.0)},
 }
-_WORDS = "W S, A D, E C move the arm, I K, J L, U O turn it, Z closes and X opens the gripper"
+_WORDS = "W/S, A/D and E/C move the arm, I/K, J/L and U/O turn the arm, Z closes and X opens the gripper"
 
 STEERING = Steering((*[0.0] * 8, 1.0, *[0.0] * 4), PARTS, _KEYS, _WORDS)
 

@@ -108,7 +108,7 @@ def spec_of(name: str, root: Path, llm: object = None, tower: object = None, pro
     if (known := re.fullmatch(r"identity|linear|mlp([1-9]\d*)x_gelu", kind)) is None:
         raise wrong(files[2], "mm_projector_type", kind, "linear, mlpNx_gelu or identity")
     if kind == "identity" and code_width != decoder.width:
-        raise wrong(files[2], "mm_projector_type", "identity", f"code width {code_width} equal to {decoder.width}")
+        raise wrong(files[2], "mm_projector_type", kind, f"linear: codes have {code_width} values, not {decoder.width}")
     return ModelSpec(
         name=name,
         frames=FRAMES,

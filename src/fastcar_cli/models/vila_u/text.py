@@ -65,7 +65,7 @@ class LlamaTokenizer:
         ids = self.encode(prompt)
         if len(ids) > self._limit:
             raise RequestError(
-                f"the prompt is too long: {len(ids)} tokens with its template, at most {self._limit} fit",
+                f"the prompt is too long: {len(ids)} tokens with the chat template, at most {self._limit} fit",
                 hint="shorten the prompt, or generate fewer frames",
             )
         return Reading(ids, tuple(self._pieces.EncodeAsPieces(prompt.strip())), ())
@@ -98,5 +98,5 @@ def _added(folder: Path, vocab: int) -> int:
     except (KeyError, TypeError):
         raise RequestError(f"{file}: has no token '<vi_start>'") from None
     if start != expected:
-        raise RequestError(f"{file}: key '<vi_start>' is {start!r}, but the embedding table has it at {expected}")
+        raise RequestError(f"{file}: key '<vi_start>' is {start!r}, but its row in the embedding table is {expected}")
     return expected
