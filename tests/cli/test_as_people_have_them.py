@@ -195,7 +195,7 @@ def test_refusals_name_the_way_out(run: Run, tmp_path: Path, arguments: list[str
 def test_prompts_of_one_word_each_are_noticed(run: Run, tmp_path: Path) -> None:
     done = run("generate", "red", "ball", "--frames", "1", "-o", "out/")
     assert done.returncode == 0 and len([*tmp_path.rglob("*.mp4")]) == 2
-    assert "2 prompts of one word each make one video each: did you forget the quotes?" in done.stderr
+    assert "each of the 2 words is a prompt and makes a video: did you forget the quotes?" in done.stderr
     for arguments in (["ball", "--samples", "2"], ["a red ball", "a car"]):
         assert "quotes" not in run("generate", *arguments, "--frames", "1", "-o", "out/").stderr
 

@@ -184,7 +184,7 @@ class _Calls:
 @pytest.mark.slow
 def test_wrong_requests(run: Run, model: str, texted: str, tmp_path: Path) -> None:
     begun = _begun(model, tmp_path)
-    refused(run(*begun, "--frames", "20"), "makes 8 frames at once", "17, 25, 33")
+    refused(run(*begun, "--frames", "20"), "decodes 8 frames at a time after the first", "17, 25, 33")
     refused(run(*begun, "--frames", "41"), "33 frames")
     refused(run(*begun, "--context", "5"), "1 or 9")
     refused(run(*_begun(model, tmp_path, 5)), "has 5 frames", "expected 9 context frames")

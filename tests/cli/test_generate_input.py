@@ -54,7 +54,7 @@ def test_truth_is_beside_the_prediction(run: Run, free: str, tmp_path: Path) -> 
     error = ((alone[2:].astype(float) - clip[2:]) ** 2).mean()
     assert truth["psnr_db"] == pytest.approx(10 * np.log10(255**2 / error))
     shown = run("generate", *arguments, "--truth", "-o", "again").stdout
-    assert "PSNR (dB)" in shown and "by frame from 2 on" in shown
+    assert "PSNR (dB)" in shown and "each frame from frame 2 on" in shown
 
 
 @pytest.mark.slow

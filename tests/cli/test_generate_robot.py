@@ -114,7 +114,7 @@ def test_bins_at_their_edges() -> None:
         ([[0.0] * 7], "row 0 has 7 numbers, but the model takes 13 per frame"),
         ([[0.0] * 12], "row 0 has 12 numbers, but the model takes 13 per frame"),
         ({"action_bins": [[0] * 12 + [256]]}, "row 0 has bins that are not whole numbers from 0 to 255"),
-        ([{"world_vector": [0, 0, 0]}], "has no 'gripper_closedness_action'"),
+        ([{"world_vector": [0, 0, 0]}], "has no key 'gripper_closedness_action'"),
         ({**_by_name(MOVES), "speed": [[1.0]] * 12}, "has an unknown key 'speed'"),
         ({**_by_name(MOVES), "world_vector": [[1.0]] * 12}, r"'world_vector' has shape \[12, 1\], expected 3 numbers"),
         ({**_by_name(MOVES), "world_vector": [[1.0, 2, 3]]}, "different numbers of frames"),

@@ -39,7 +39,7 @@ def test_every_name_is_listed_with_what_it_takes_and_makes(run: Run, monkeypatch
 
 def test_a_model_is_shown_from_its_shapes(run: Run, tmp_path: Path) -> None:
     shown = json.loads(run("models", "show", "vila-u-7b", "--json").stdout)
-    assert shown["decoder"] == "32 layers, width 4096, MLPs 11008, 32 heads" and not shown["here"]
+    assert shown["decoder"] == "32 layers, width 4096 (MLP 11008), 32 heads" and not shown["here"]
     assert 7.2e9 < shown["parameters"] < 7.3e9 and "LLaMA 2" in shown["terms"]
     # A full name needs nothing of the hub either.
     full = json.loads(run("models", "show", "thuml/ivideogpt-bair-64-act-cond", "--json").stdout)

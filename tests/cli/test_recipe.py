@@ -70,10 +70,10 @@ def test_a_recipe_holds_no_path_and_nothing_of_the_machine(tmp_path: Path) -> No
 
     done = _generate("--from", "clip.gif", "-o", "again.gif")
     assert isinstance(done.exception, RequestError) and "a local model, 'tiny'" in str(done.exception)
-    assert done.exception.hint == "give its folder: --model"
+    assert done.exception.hint == "give the model's folder: --model FOLDER"
     done = _generate("--from", "clip.gif", "--model", model, "-o", "again.gif")
     assert isinstance(done.exception, RequestError) and "a local accelerator file, 'mine'" in str(done.exception)
-    assert done.exception.hint == "give its file: --fpga"
+    assert done.exception.hint == "give that file: --fpga FILE"
     done = _generate("--from", "clip.gif", "--model", model, "--fpga", accelerator, "-o", "again.gif")
     assert done.exit_code == 0 and "other weights" not in done.stderr, done.exception
     assert np.array_equal(read_frames(Path("clip.gif")), read_frames(Path("again.gif")))
@@ -90,7 +90,7 @@ def test_a_stranger_names_no_model_on_this_machine(tmp_path: Path, model: object
     tiny_folder(tmp_path / "model")
     done = _generate("--from", _video(tmp_path, _recipe(model=model)), "-o", "out.gif")
     assert isinstance(done.exception, RequestError)
-    assert done.exception.hint == "give its folder: --model"
+    assert done.exception.hint == "give the model's folder: --model FOLDER"
     assert not Path("out.gif").exists()
 
 

@@ -66,7 +66,7 @@ def test_a_context_rolls_where_that_is_asked(run: Run, folder: Path, kind: str) 
     assert again.returncode == 0, again.stderr
     assert np.array_equal(read_frames(Path("a.mp4")), read_frames(Path("b.mp4")))
     stopped = run(*asked, "--frames", str(frames), "-o", "c.mp4")
-    assert stopped.returncode == 2 and "continue with --context-policy roll" in stopped.stderr
+    assert stopped.returncode == 2 and "for more frames use --context-policy roll" in stopped.stderr
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_profile_takes_the_model(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
     [
         ("FASTCAR_TAU", "-2", "did you mean FASTCAR_REPLAY_TAU?"),
         ("FASTCAR_REPLAY_TUA", "-2", "FASTCAR_REPLAY_TAU"),
-        ("FASTCAR_SOMETHING_QUITE_DIFFERENT", "1", "`fastcar config --where` lists all keys"),
+        ("FASTCAR_SOMETHING_QUITE_DIFFERENT", "1", "fastcar config --where lists all keys"),
         ("FASTCAR_REPLAY_TAU", "high", "FASTCAR_REPLAY_TAU: replay.tau 'high': not allowed"),
         ("FASTCAR_RUNTIME_THREADS", "0", "FASTCAR_RUNTIME_THREADS: runtime.threads 0: not allowed"),
         ("FASTCAR_MODEL", "[", "FASTCAR_MODEL: [ is not valid YAML"),
@@ -184,4 +184,4 @@ def test_variables_of_a_service_are_not_settings(run: Run, monkeypatch: pytest.M
     assert run("config").returncode == 0
     monkeypatch.setenv("FASTCAR_PORT", "80")
     done = run("config")
-    assert done.returncode == 2 and "FASTCAR_PORT: no setting" in done.stderr
+    assert done.returncode == 2 and "FASTCAR_PORT: this environment variable" in done.stderr

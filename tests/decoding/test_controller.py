@@ -216,7 +216,7 @@ def test_the_later_layer_wins() -> None:
         (["--replay-ratio", "1.5"], "less than 1"),
         (["--replay-ratio", "nan"], "--replay-ratio"),
         (["--replay-ratio", "half"], "--replay-ratio"),
-        (["--set", "replay.tau=-2", "--set", "replay.ratio=0.5"], "none, because 'replay.tau' is -2"),
+        (["--set", "replay.tau=-2", "--set", "replay.ratio=0.5"], "no ratio while 'replay.tau' is -2"),
         (["--replay-ratio", "0.5", "--set", "replay.controller=each"], "'global' or 'layer'"),
     ],
 )

@@ -241,7 +241,7 @@ def test_windows_beyond_the_index_register_are_refused(run: Run, tmp_path: Path)
     )
     done = run(*asked, "--backend", "fpga-sim")
     said = " ".join(done.stderr.replace("│", " ").split())
-    assert done.returncode == 2 and "--draft-window 17: the Index Register has 32 bits" in said and "1 to 16" in said
+    assert done.returncode == 2 and "17: an accelerator takes 32 input tokens" in said and "1 to 16" in said
 
 
 def test_a_trace_whose_passes_are_longer_than_the_register_is_read(run: Run, tmp_path: Path) -> None:

@@ -318,7 +318,7 @@ def test_other_wrong_requests(free: Path) -> None:
         trace(model, inputs=clip(), actions=moves(), tau=None)
     for data, said in (
         ({"sampling": {"cfg": 3.0}}, "has no guidance"),
-        ({"generation": {"frames": 1}}, "`frames` 1: the model 'free' takes 1 of them as context"),
+        ({"generation": {"frames": 1}}, "`frames` 1: the model 'free' takes 1 of the frames as context"),
         ({"generation": {"frames": 90}}, "1024 positions"),
     ):
         with pytest.raises(RequestError, match=said):

@@ -176,9 +176,9 @@ def main() -> None:
         if isinstance(e, FastcarError):
             _panel(str(e), e.hint)
         elif isinstance(e, ImportError):
-            _panel(f"a package can't be loaded: {e}", "free memory, or install fastcar again; --debug shows where")
+            _panel(f"a package can't be loaded: {e}", "install fastcar again, or free memory; add --debug for details")
         else:
-            _panel(f"unexpected {type(e).__name__}: {e}", "this is a fault of fastcar; --debug shows where")
+            _panel(f"unexpected {type(e).__name__}: {e}", "this is a fault of fastcar; add --debug for the traceback")
         sys.exit(getattr(e, "exit_code", 1))
 
 

@@ -42,7 +42,7 @@ def config(
     elif as_json:
         typer.echo(json.dumps(run.to_dict()))
     elif (form := ctx.params["form"]) != "table":
-        raise RequestError(f"--format {form}: the configuration is not a table", hint="use --where or --keys")
+        raise RequestError(f"--format {form}: the configuration is not a table", hint="add --where or --keys")
     else:
         typer.echo(run.to_yaml(), nl=False)
 

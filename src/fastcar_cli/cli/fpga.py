@@ -115,9 +115,9 @@ def _summary(documents: list[dict[str, Any]], work: Any) -> None:
         f"{first['passes']} passes",
         *("replay", "cycles", "s", "J", "J act.", "dense", "static", "ideal", "busy", "DRS"),
         left=0,
-        caption="J: board power x time. J act.: energy by activity. dense, static: speedup over dense decoding and "
-        "over a static schedule. ideal: speedup over dense decoding if the work were divided evenly among the cores. "
-        "busy: share of cycles in which a core's MACs are busy, mean of the cores. DRS: share of cycles that DRS adds.",
+        caption="J: board power x time. J act.: energy of all activities. dense: speedup over decoding without replay "
+        "and DRS (dynamic resource scheduling). static: speedup over replay without DRS. ideal: value of dense if all "
+        "cores did equal work. busy: mean share of cycles in which a core's MACs are busy. DRS: share that DRS adds.",
     )
     for d in documents:
         cost = (_short(d["cycles"]), f"{d['latency_s']:.4g}", _short(d["energy_j"]), _short(d["energy_activity_j"]))
@@ -127,11 +127,11 @@ def _summary(documents: list[dict[str, Any]], work: Any) -> None:
     if first["window"] == 1:
         return
     shown = columns(
-        f"cost of one final token per video, {work.steps / first['passes']:.2f} tokens per pass",
+        f"cost of one final token per video; the file has {work.steps / first['passes']:.2f} tokens per pass",
         *("", "cycles", "ms", "mJ", "mJ act.", "against dense"),
         left=0,
-        caption="Lines dense and replay: one token per pass. Line drafts (no replay) and line both (with replay): "
-        "the passes of FILE. against dense: speedup over dense.",
+        caption="Lines dense and replay: one token per pass. Lines drafts (without replay) and both (with replay): "
+        "the passes of the file. Column against dense: speedup over line dense.",
     )
     costs = first["per_token"]
     for kind, cost in costs.items():

@@ -53,7 +53,7 @@ def generate(ctx: typer.Context, asked: GenerateOptions, flags: Flags) -> None:
     what.check(ctx, run, checkpoint.spec, needed=not asked.dry)
     run = what.context(run, checkpoint.spec)
     if (count := max(what.count, 1) * len(seeds)) > MOST:
-        raise RequestError(f"the list has {count:,} videos", allowed=f"{MOST:,}")
+        raise RequestError(f"the list has {count:,} videos", allowed=f"at most {MOST:,}")
     at_once = min(count, writing.BATCH) if listed else count
     if asked.dry:
         _dry_run(run, len(shard_of(range(count), asked.shard)), at_once, asked.as_json, asked.quiet)
@@ -72,7 +72,7 @@ def generate(ctx: typer.Context, asked: GenerateOptions, flags: Flags) -> None:
         )
     if asked.trace_to is not None and pipe.settings.frames > pipe.settings.held:
         said, most = "--trace supports one context, but this video's context rolls", pipe.spec.frames
-        raise RequestError(said, allowed=f"{most} frames", hint="use --context-policy stop")
+        raise RequestError(said, allowed=f"at most {most} frames", hint="use --context-policy stop")
     other = [] if recipe is None else same_weights(recipe, str(asked.earlier), run.model, pipe.checkpoint.identity)
     if other and asked.continued is not None:
         raise RequestError(other[0], hint="--continue needs the weights that made the video")
@@ -99,7 +99,7 @@ def _settings(asked: GenerateOptions, flags: Flags) -> tuple[RunConfig, dict[str
         run, sources = load_sources(asked.config, overrides, flags, surroundings())
         return run, None, notices(sources)
     if asked.config is not None:
-        raise RequestError("--from and --config can't be used together", hint="override keys with options or --set")
+        raise RequestError("--from and --config can't be used together", hint="use options or --set, not --config")
     # A recipe overrides environment and fastcar.yaml, so that a video is the same in every folder.
     recipe = read_recipe(asked.earlier)
     named = [*flags, *(o.partition("=")[0].strip() for o in overrides)]
@@ -121,7 +121,7 @@ def _longer(
     if asked.from_ is not None:
         raise RequestError("--from and --continue can't be used together", hint="leave one of them out")
     if asked.prompts or asked.prompts_file or asked.inputs:
-        raise RequestError("--continue: the video has its own prompt or input", hint="omit the new prompt or input")
+        raise RequestError("--continue: the video has its own prompt or input", hint="leave out the new one")
     free = ("generation.frames", "generation.context_policy", "model")
     if changed := [key for key in named if decides(key) and key not in free]:
         said = Key(changed[0]), f" can't be used with --continue: {asked.continued} fixes its value"
@@ -137,7 +137,7 @@ def _longer(
     rows = recipe.get("input", {}).get("actions")
     if rows is not None:
         if asked.actions is None or len(asked.actions) != 1:
-            raise RequestError("--continue: the model takes actions", hint=f"give --actions FILE with {more} rows")
+            raise RequestError("--continue: new frames need actions", hint=f"give --actions FILE with {more} rows")
         parts = () if spec is None else spec.steering.parts
         own = read_actions(asked.actions[0], len(rows[0]), range(more + 1), parts).tolist()
         recipe = {**recipe, "input": {**recipe["input"], "actions": [*rows[: begun - 1], *own]}}
@@ -174,7 +174,7 @@ def _notes_on(pipe: VideoPipeline) -> list[str]:
 
     model, rule, notes = pipe.config.model, pipe.settings.rule, []
     if pipe.config.replay.gate == "pair" and not rule.pairs and (rule.target is not None or not rule.tau.off):
-        notes.append("--gate pair has no effect, because guidance 1 makes no pairs")
+        notes.append("--gate pair has no effect, because a video without guidance (--cfg 1) has only one row")
     wanted = pipe.settings.executor == "auto" and pipe.model.network.device.type == "cpu"
     if wanted and pipe.config.backend.name == "torch" and (why := native.unavailable()) is not None:
         notes.append(f"decoding in plain torch, many times slower than in native kernels: {why}")
@@ -293,15 +293,15 @@ def _table(document: dict[str, Any], plan: Any) -> None:
     from fastcar_cli.checkpoints.memory_plan import gib
 
     table = facts(f"{document['model']}: nothing was written")
-    table.add_row("folder", document["folder"] or "none: the hub can't be reached, so shapes are the published ones")
+    table.add_row("folder", document["folder"] or "none (the hub can't be reached, so fastcar uses published sizes)")
     for name, size in document["files"].items():
         state = "missing" if name in document["missing"] else gib(size)
         table.add_row("file", f"{name}  {state}" + ("  (to download)" if name in document["to_download"] else ""))
     add_memory(table, plan)
     table.add_row(
         "replay ceiling",
-        f"{plan.ceiling:.2f}x if memory bandwidth limits decoding (MLPs are {plan.mlp_share:.0%} of the bytes that a "
-        f"step reads, and at most {plan.max_replay_ratio:.1%} of MLPs can replay)",
+        f"speedup {plan.ceiling:.2f}x if memory bandwidth limits decoding (MLPs are {plan.mlp_share:.0%} of the bytes "
+        f"that a step reads, and at most {plan.max_replay_ratio:.1%} of MLPs can replay)",
     )
     if document["expected_s"] is not None:
         bound = "at least" if "GB/s" in document["expected_from"] else "at most"

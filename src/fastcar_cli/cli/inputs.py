@@ -122,7 +122,7 @@ class Given:
             return
         if not context:
             raise RequestError("no prompt given", hint=text)
-        hint = "--example uses a bundled clip" if model in BUNDLED else "fastcar generate --input clip.mp4"
+        hint = "add --input clip.mp4" + (", or --example for a bundled clip" if model in BUNDLED else "")
         raise RequestError(f"no input given: the model {model!r} continues from {frames}", hint=hint)
 
     def context(self, run: RunConfig, spec: Spec) -> RunConfig:
@@ -183,7 +183,7 @@ def folder_for(asked: GenerateOptions, videos: int) -> Path | None:
         raise RequestError("-o -: fastcar can't write videos to standard output", hint="give -o the name of a file")
     path = Path(output)
     if videos > 1 and _names_file(output):
-        raise RequestError(f"-o {output}: names one file for {videos} videos", hint=f"name a folder: {path.stem}")
+        raise RequestError(f"-o {output}: names one file for {videos} videos", hint=f"name a folder: -o {path.stem}")
     listed = asked.prompts_file is not None and not path.suffix
     if videos > 1 or output.endswith("/") or os.path.isdir(path) or listed:
         make_folder(path)
@@ -214,7 +214,7 @@ def accepted(jobs: list[Job], pipe: VideoPipeline, keep_going: bool, say: Callab
     bare = len(words) > 1 and not any(" " in word for word in words)
     good, refused, notices = list[Job](), dict[str, RequestError](), dict[str, None]()
     if bare:
-        notices[f"{len(words)} prompts of one word each make one video each: did you forget the quotes?"] = None
+        notices[f"each of the {len(words)} words is a prompt and makes a video: did you forget the quotes?"] = None
     for job in jobs:
         if job.excerpt is not None and not pipe.spec.contexts:
             height, width = job.excerpt.source_size

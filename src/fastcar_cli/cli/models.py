@@ -45,7 +45,7 @@ def show(name: Name, as_json: Json = False) -> None:
     spec, repository = spec_of(name), repository_of(name)
     decoder, parts = spec.decoder, spec.steering.parts
     about: dict[str, Any] = _line(name) | {
-        "decoder": f"{decoder.layers} layers, width {decoder.width}, MLPs {decoder.mlp_width}, {decoder.heads} heads",
+        "decoder": f"{decoder.layers} layers, width {decoder.width} (MLP {decoder.mlp_width}), {decoder.heads} heads",
         "tokens_per_frame": spec.tokens_per_frame,
         "codes_per_token": spec.frame_spec.depth,
         "terms": ("Apache-2.0" if name in BUNDLED else "unknown") if repository is None else licence(name, repository),

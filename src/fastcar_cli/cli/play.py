@@ -57,7 +57,7 @@ def play(
 
     one_of("--frames", frames, FRAMES)
     if steps is None:
-        refuse(ctx, ("as_json", "frames"), "without --actions", "it needs --actions with a file, or -")
+        refuse(ctx, ("as_json", "frames"), "without --actions", "it needs --actions FILE or --actions -")
     else:
         refuse(ctx, ("port", "no_browser", "terminal"), "with --actions", "leave one of them out")
     if terminal:

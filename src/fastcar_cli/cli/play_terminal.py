@@ -44,11 +44,11 @@ def play_here(session: PlaySession) -> None:
     preview.add(session.newest[-1])
     reach, chosen = session.reach or 1.0, 0
     keys = "p pauses, . decodes one frame, r restarts, q ends"
-    help_ = f"arrows or WASD steer, space releases them, {keys}"
+    help_ = f"arrows or WASD steer, space stops, {keys}"
     if session.size != 2:
-        help_ = f"1 to {session.size} choose a number, arrows change it, space sets 0, {keys}"
+        help_ = f"1 to {session.size} choose a number of the action, arrows change it, space sets all to 0, {keys}"
     rest, words = session.steered.rest, session.steered.words
-    help_ = f"{words}, space rests, {keys}" if words else help_
+    help_ = f"{words}, space stops, {keys}" if words else help_
     action, paused, once, due = [*rest], False, False, time.monotonic()
     try:
         tty.setcbreak(descriptor)

@@ -92,7 +92,7 @@ def _refuse(ctx: typer.Context, backend: str, decode: str | None, seq: str | Non
     from fastcar_cli.checkpoints.architectures import published
 
     if decode is None:
-        refuse(ctx, ("tau", "seed"), "without a run", "it needs --decode PROMPT")
+        refuse(ctx, ("tau", "seed"), "without --decode", "it needs --decode PROMPT")
     elif seq is None:
         measured = ("rows", "repeats", "replay_ratio", "compare")
         refuse(ctx, measured, "with --decode alone", "add --seq, which also times single steps")
@@ -105,7 +105,7 @@ def _refuse(ctx: typer.Context, backend: str, decode: str | None, seq: str | Non
         refuse(ctx, ("decode", "save", "compare"), "with --dry-run", "leave it out; generate --dry-run plans a video")
     if decode is not None and published(model) is not None:
         said = f"--decode needs real weights; profile runs {model} with random ones"
-        raise RequestError(said, hint="use --model mini or a folder")
+        raise RequestError(said, hint="use --model mini or the folder of a model")
 
 
 def _dry_run(run: RunConfig, lengths: list[int], rows: int | None, repeats: int, as_json: bool) -> None:
@@ -153,8 +153,8 @@ def show(document: dict[str, Any]) -> None:
     out.print(Text.assemble((machine["device"], "bold"), threads))
     if "copy_gb_s" in machine:
         out.print(
-            f"measured: copy {machine['copy_gb_s']:.1f} GB/s (read + written), read {machine['read_gb_s']:.1f} GB/s, "
-            f"{machine['dtype']} matrices {machine['matrix_gflop_s']:,.0f} GFLOP/s; torch {machine['torch']}, "
+            f"measured: copies {machine['copy_gb_s']:.1f} GB/s (read + write), reads {machine['read_gb_s']:.1f} GB/s, "
+            f"{machine['dtype']} matrix products {machine['matrix_gflop_s']:,.0f} GFLOP/s; torch {machine['torch']}, "
             f"clock {machine['clock']}"
         )
     if "executor" in document:
@@ -163,7 +163,7 @@ def show(document: dict[str, Any]) -> None:
     if layers and layers["measured"] != layers["scaled_to"]:
         out.print(
             f"measured with {layers['measured']} layers of true width and random weights; attention, MLP and "
-            f"TAS are scaled to {layers['scaled_to']} layers, the rest is as measured",
+            f"TAS are scaled to {layers['scaled_to']} layers, other times are not scaled",
             style="yellow",
         )
     for length in document["lengths"]:
@@ -172,7 +172,7 @@ def show(document: dict[str, Any]) -> None:
             out.print(
                 f"  {method['rows']} rows, median of {method['repeats']} steps after warm-up, "
                 f"spread {method['spread']:.0%}; "
-                f"the parts take {method['sum_over_whole']:.1%} of the time of a whole step "
+                f"the modules' times add up to {method['sum_over_whole']:.1%} of a step timed as a whole "
                 f"({method['whole_step_ms']:.2f} ms with {method['layers_run']} layers)"
             )
     for replay in document["replay"].get("lengths", []):
@@ -206,12 +206,12 @@ def _length(model: str, length: dict[str, Any]) -> Table:
 
 
 def _replay(replay: dict[str, Any], rows: int) -> Table:
-    measured = f"measured with every row replaying: {replay['measured_all_replayed']:.2f}x"
+    measured = f"Measured if all rows replay: {replay['measured_all_replayed']:.2f}x."
     table = columns(
         f"replay at {replay['seq']:,} tokens of context: MLPs take {replay['mlp_share']:.0%} of a step, so the "
         f"speedup is at most {replay['ceiling']:.2f}x; TAS takes {replay['tas_ms']:.3f} ms",
         *("replayed", "rows alone", "in pairs", "together"),
-        caption=f"expected speedup if the {rows} rows decide alone, in pairs or together; {measured}",
+        caption=f"replayed: replay ratio. Other columns: expected speedup, by how the {rows} rows decide. {measured}",
     )
     for row in replay["expected"]:
         table.add_row(f"{row['ratio']:.1%}", *(f"{row[k]:.2f}x" for k in ("rows_alone", "in_pairs", "together")))
@@ -222,9 +222,9 @@ def _drafts(drafts: dict[str, Any]) -> Table:
     table = columns(
         f"drafts at {drafts['seq']:,} tokens of context: passes of W tokens per video, {drafts['kernels']}",
         *("W", "ms", "times one", "pay from", "beat replay from"),
-        caption="times one: time relative to W = 1. pay from: lowest share of accepted drafts at which W is faster "
-        "than W = 1. beat replay from: lowest share at which W is faster than replay of "
-        f"{drafts['replay_ratio']:.0%} ({drafts['replay_speedup']:.2f}x).",
+        caption="times one: time of the pass / time for W = 1. pay from: lowest share of accepted drafts at which "
+        "decoding with W is faster than with W = 1. beat replay from: lowest share at which it is faster than with "
+        f"replay ratio {drafts['replay_ratio']:.0%} (speedup {drafts['replay_speedup']:.2f}x).",
     )
     for line in drafts["windows"]:
         shares = ["" if line["window"] == 1 else "never" if (a := line[k]) is None else f"{a:.0%}"
@@ -240,7 +240,7 @@ def _decode(profile: dict[str, Any]) -> None:
         f"{profile['prompt']!r}, seed {profile['seed']}, tau {profile['tau']} (TAS: {profile['tas']}): "
         f"{replay['eligible_ratio']:.1%} of eligible MLPs replayed",
         *("layer", "replayed", "TAS 5 %", "median", "95 %", "above tau", "similarity"),
-        caption="TAS: percentiles in a dense run. similarity: cosine of MLP outputs and those of the previous frame",
+        caption="TAS: percentiles without replay. similarity: cosine between an MLP's outputs in consecutive frames",
     )
     for i, percentiles in enumerate(profile["tas_percentiles"]):
         above = "" if profile["above_tau"] is None else f"{profile['above_tau'][i]:.0%}"
@@ -251,7 +251,7 @@ def _decode(profile: dict[str, Any]) -> None:
     times = profile["times"]
     line = f"  decoding, one token per pass ({times['executor']}): {times['dense_s']:.2f} s dense"
     if "tau_s" in times:
-        line += f", {times['tau_s']:.2f} s at tau {profile['tau']}, {times['speedup']:.2f} times as fast"
+        line += f", {times['tau_s']:.2f} s at tau {profile['tau']}, {times['speedup']:.2f} times as fast as dense"
     out.print(line)
     out.print("  by frame: " + "  ".join(f"{i}: {r:.1%}" for i, r in enumerate(replay["by_frame"])))
     if profile["warning"]:

@@ -182,7 +182,7 @@ def add_memory(table: Table, plan: MemoryPlan) -> None:
     table.add_row("weights", f"{gib(plan.weights)} in {plan.dtype}")
     table.add_row("KV cache", gib(plan.kv_cache))
     table.add_row("replay cache", gib(plan.replay_cache) if plan.replay_cache else "none (tau off)")
-    table.add_row("memory", f"{gib(plan.needed)} with {gib(plan.base)} for the process; {gib(plan.available)} free")
+    table.add_row("memory", f"{gib(plan.needed)}, of which {gib(plan.base)} process; {gib(plan.available)} free")
     table.add_row("fits", ("yes" if plan.fits else "no") + f", on {plan.device}")
 
 
@@ -199,7 +199,7 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
         truth = report["truth"]
         for key, (name, form) in _ERRORS.items() if truth["by_frame"]["ssim"] else ():
             total, *each = ("equal" if x is None else form.format(x) for x in (truth[key], *truth["by_frame"][key]))
-            table.add_row(name, f"{total}; by frame from {truth['first_frame']} on: {' '.join(each)}")
+            table.add_row(name, f"{total}; each frame from frame {truth['first_frame']} on: {' '.join(each)}")
     if report["rolls"]:
         table.add_row("context", f"rolled {report['rolls']} time{'s' * (report['rolls'] > 1)}")
     table.add_row("seed", str(report["seed"]))
@@ -219,13 +219,13 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
     draft = report["draft"]
     if draft["window"] > 1:
         # A CUDA graph's order of additions depends on the number of rows, so a sample close to a boundary may differ.
-        exact = "same video up to rounding" if report["kernels"]["name"] == "graph" else "same video"
+        exact = "same video up to rounding" if report["kernels"]["name"] == "graph" else "same video as without"
         said = f"{draft['tokens_per_pass']:.1f} tokens per pass, draft length {draft['window']}, {exact}"
         table.add_row("drafts", said)
     if report["kernels"]["name"] == "torch":
         table.add_row("executor", f"plain torch: {report['kernels']['why']}")
     table.add_row("speed", f"{timing['tokens_per_s']:.0f} tokens/s")
-    share = "" if timing["mlp_share"] is None else f", {timing['mlp_share']:.0%} of it in MLPs"
+    share = "" if timing["mlp_share"] is None else f" ({timing['mlp_share']:.0%} in MLPs)"
     table.add_row(
         "time",
         f"load {timing['load_s']:.2f} s, prefill {timing['prefill_s']:.2f} s, "
@@ -257,8 +257,8 @@ def accelerator(table: Table, backend: dict[str, Any]) -> None:
     table.add_row("  cycles", f"{backend['cycles']:,} = {backend['latency_s']:.3f} s")
     table.add_row(
         "  energy",
-        f"{backend['energy_j']:.3g} J at {backend['power_w']:.3g} W (constant), "
-        f"{energy['activity_j']:.3g} J (activity), {backend['energy_per_token_j'] * 1e3:.3g} mJ per token",
+        f"{backend['energy_j']:.3g} J at constant {backend['power_w']:.3g} W, or {energy['activity_j']:.3g} J by "
+        f"activity; {backend['energy_per_token_j'] * 1e3:.3g} mJ per token",
     )
     if backend["window"] > 1:
         costs = backend["per_token"].items()
@@ -268,8 +268,8 @@ def accelerator(table: Table, backend: dict[str, Any]) -> None:
     table.add_row("  DRS", f"{backend['drs_cycles']:,} cycles, {backend['drs_share']:.2%} of all")
     table.add_row(
         "  speed-up",
-        f"{backend['speedup_vs_dense']:.2f} against dense, {backend['speedup_vs_static']:.2f} against static mapping "
-        f"(ideal: {backend['ideal_speedup_vs_dense']:.2f} against dense)",
+        f"{backend['speedup_vs_dense']:.2f} over dense, {backend['speedup_vs_static']:.2f} over static schedule "
+        f"(ideal: {backend['ideal_speedup_vs_dense']:.2f} over dense)",
     )
 
 

@@ -74,7 +74,7 @@ def sweep(ctx: typer.Context, asked: SweepOptions, flags: Flags) -> None:
         refuse(ctx, ("actions", "start", "step", "key"), "without --input", "it needs --input with frames")
         texts, notes = join_prompts(asked.prompts or [], asked.prompts_file)
     elif asked.prompts or asked.prompts_file is not None:
-        raise RequestError("--input and prompts can't be used together", hint="give frames or text, as the model needs")
+        raise RequestError("--input and prompts can't be used together", hint="leave out --input or the prompts")
     check_engine(asked.engine, asked.address, asked.workers)
     one_of("--names", asked.names, ("vbench",))
     if asked.shard is not None:
@@ -116,7 +116,7 @@ def sweep(ctx: typer.Context, asked: SweepOptions, flags: Flags) -> None:
                 session.run(store, partial(bar.advance, bar.add_task("sweep", total=session.left(store))))
         except KeyboardInterrupt as e:
             done, rest = len(store.cells), session.left(store)
-            note(terminal, f"{done} cells are saved; rerun the command for the other {rest} decodes", "stopped")
+            note(terminal, f"{done} cells are saved; rerun the command for the {rest} decodes left", "stopped")
             raise typer.Exit(status(e)) from None
         results, written, notes = session.finish(store)
     for text in notes:

@@ -118,7 +118,7 @@ class ReplayKeys(Section):
     @classmethod
     def _one_of_both(cls, value: float | None, info: ValidationInfo) -> float | None:
         if value is not None and not info.data.get("tau", OFF).off:
-            raise ValueError(f"none, because 'replay.tau' is {info.data['tau']}; with a ratio a controller chooses tau")
+            raise ValueError(f"no ratio while 'replay.tau' is {info.data['tau']}; with a ratio a controller sets tau")
         return value
 
 

@@ -98,7 +98,7 @@ def read_preset(what: str, name: str, names: Sequence[str], folder: Path) -> tup
     if "/" not in name and path.suffix not in (".yaml", ".yml"):
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
-            said = f"{what} {name}: no preset of that name" + (f"; did you mean {near[0]!r}?" if near else "")
+            said = f"{what} {name}: unknown preset" + (f"; did you mean {near[0]!r}?" if near else "")
             raise RequestError(said, hint=f"presets: {', '.join(names)}; or give the path of a .yaml file")
         path = folder / f"{name}.yaml"
     text = read_text(path, f"{what} {name}")

@@ -35,7 +35,7 @@ class ClipFiles:
                     raise RequestError(f"there is no such {kind}", key=option, value=file)
         if self.use.goal and self.actions:
             both = Key("goal"), " and ", Key("actions"), " can't be used together"
-            why = "with ", Key("goal"), " the last frame comes first, but actions lead from each frame to the next"
+            why = "leave one of them out, because ", Key("goal"), " puts the last frame before the first"
             raise RequestError(both, hint=why)
 
     def single(self) -> bool:

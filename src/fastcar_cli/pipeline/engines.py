@@ -67,7 +67,7 @@ def _knock(address: str, where: Text) -> None:
     try:
         socket.create_connection((match[1], int(match[2])), timeout=10).close()
     except (OSError, OverflowError) as e:
-        hint = "ray start --head prints its address"
+        hint = "run ray start --head, which prints the address of its cluster"
         raise RequestError(f"no cluster answers there: {e}", where=where, hint=hint) from None
 
 

@@ -88,7 +88,7 @@ class VideoPipeline:
             check_weights(model.network.weight_format, self._preset)
             check_memory(workload_of(spec, rows=1, frames=1, prompt=1), self._preset)
             if self.settings.draft.fixed > (most := INDEX_BITS // self._rows):
-                said = f"the Index Register has {INDEX_BITS} bits, one per input token of {self._rows} rows"
+                said = f"an accelerator takes {INDEX_BITS} input tokens per pass, and a video has {self._rows} rows"
                 window = self.settings.draft.window
                 raise RequestError(said, key="draft.window", value=window, allowed=f"1 to {most}")
         self._lock, self._runs = threading.Lock(), list[Run]()

@@ -17,7 +17,7 @@ from fastcar_cli.decoding.batch import DecodeSettings
 from fastcar_cli.decoding.drafts.length import DraftWindow
 from fastcar_cli.decoding.engine import Decode, overlap
 from fastcar_cli.decoding.sampling import drawing
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.inputs.actions import joined
 from fastcar_cli.inputs.prompt import Clip, TokenisedClip
 from fastcar_cli.pipeline.recipe import recipe_of
@@ -64,7 +64,7 @@ class World:
         if not spec.conditions:
             raise RequestError(f"the model {model.name!r} takes no actions", hint="use table-actions")
         if settings.rule.target is not None:
-            raise RequestError("can't be used with play", key="replay.ratio", hint="give a threshold: tau")
+            raise RequestError("can't be used with play", key="replay.ratio", hint=("give ", Key("tau"), " instead"))
         frames = frames[None] if frames.ndim == 3 else frames
         first = np.concatenate([frames[:1].repeat(max(0, context - len(frames)), 0), frames])[:context]
         self.actions = [np.array(spec.steering.rest, np.float32) for _ in range(context - 1)]
@@ -169,7 +169,7 @@ class World:
         except (TypeError, ValueError):
             wanted = np.zeros(0, np.float32)
         if wanted.shape != (self.spec.conditions,) or not np.isfinite(wanted).all():
-            raise RequestError(said, allowed=f"{self.spec.conditions} finite numbers")
+            raise RequestError(f"{said} is invalid", allowed=f"{self.spec.conditions} finite numbers")
         if self.reach is not None and (np.abs(wanted) > self.reach).any():
             raise RequestError(f"{said} is out of range", allowed=f"-{self.reach:g} to {self.reach:g}")
         return wanted

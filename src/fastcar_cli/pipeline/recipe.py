@@ -64,7 +64,7 @@ def prompt_of(recipe: dict[str, Any], source: str) -> Prompt:
             raise TypeError
         return TokenisedClip(tuple(ids), None if actions is None else np.array(actions, np.float32), recipe["prompt"])
     except (KeyError, TypeError, ValueError, OverflowError):
-        hint = ("give the input again: ", Key("input"))
+        hint = ("give the input again: ", Key("input"), " FILE")
         raise RequestError(f"{source}: its recipe has a damaged input", hint=hint) from None
 
 
@@ -78,13 +78,13 @@ def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> 
     if "model" not in given and not known:
         written = recipe.get("model")
         name = written.get("name") if isinstance(written, dict) else _last(model)
-        hint = "give its folder: ", Key("model")
+        hint = "give the model's folder: ", Key("model"), " FOLDER"
         raise RequestError(f"{source} was made with a local model, {name!r}", hint=hint)
     if preset not in fpga_presets():
         taken.pop("backend.preset", None)
         if settings.get("backend.name") == "fpga-sim" and not {"backend.preset", "backend.name"} & {*given}:
             name = _last(recipe.get("accelerator", preset))
-            hint = "give its file: ", Key("backend.preset")
+            hint = "give that file: ", Key("backend.preset"), " FILE"
             raise RequestError(f"{source} was made with a local accelerator file, {name!r}", hint=hint)
     base = flat(RunConfig.from_dict(nested(taken), source).to_dict())
     taken = {k: base[k] for k in taken}
@@ -98,7 +98,7 @@ def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> 
     left = [
         k for k in settings if not k.startswith((*_TAKEN, *_DECIDED)) and k in defaults and settings[k] != defaults[k]
     ]
-    notes = [f"{source}: keys that do not affect the tokens are ignored: {', '.join(left)}"] if left else []
+    notes = [f"keys in {source} that do not affect tokens are ignored: {', '.join(left)}"] if left else []
     if recipe.get("version") != __version__:
         notes.append(f"{source} was made by fastcar {recipe.get('version')}, this is {__version__}: tokens may differ")
     return taken, notes
@@ -110,7 +110,7 @@ def same_weights(recipe: dict[str, Any], source: str, model: str, loaded: Identi
     if not isinstance(written, dict) or written.get("weights", loaded.weights) == loaded.weights:
         return []
     commit = written.get("commit")
-    other = f" (commit {commit}; name it {model.partition('@')[0]}@{commit})" if commit and loaded.commit else ""
+    other = f" (for its weights use {model.partition('@')[0]}@{commit})" if commit and loaded.commit else ""
     return [f"{source} was made with other weights than {model!r} has{other}: tokens will differ"]
 
 

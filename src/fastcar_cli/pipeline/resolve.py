@@ -46,7 +46,7 @@ def resolve(model: LoadedModel, config: RunConfig) -> RunConfig:
             allowed = f"at most {min(spec.frames, spec.longest)}"
             raise RequestError(said, key="frames", value=config.generation.frames, allowed=allowed, hint=hint)
         if segment_of(spec) < 1 + (not spec.layout.prompt_frames):
-            said = f"the model {model.name!r} has positions for one frame"
+            said = f"the model {model.name!r} has positions for one frame, so its context can't roll"
             raise RequestError(said, key="context_policy", allowed="stop")
     sampling = config.sampling.model_copy(
         update={key: getattr(own.sampling, key) for key, value in config.sampling if value is None}
@@ -164,12 +164,12 @@ def _check_frames(name: str, spec: Spec, frames: int, rolls: bool) -> None:
         said = f"the model {name!r} was trained on {spec.frames} frames and has no position for more"
     elif frames > longest:
         tokens = (spec.layout.prefix or 0) + (frames - spec.layout.context) * spec.tokens_per_frame
-        said = f"needs {tokens} tokens, but the model {name!r} has {spec.decoder.max_positions} positions"
+        said = f"the video needs {tokens} tokens, but the model {name!r} has {spec.decoder.max_positions} positions"
     elif frames >= least:
-        said = f"the model {name!r} makes {step} frames at once"
+        said = f"the model {name!r} decodes {step} frames at a time after the first"
     else:
-        said = f"the model {name!r} takes {context} of them as context"
-    hint = ("continue with ", Key("context_policy"), " roll") if frames > longest else None
+        said = f"the model {name!r} takes {context} of the frames as context"
+    hint = ("for more frames use ", Key("context_policy"), " roll") if frames > longest else None
     raise RequestError(said, key="frames", value=frames, allowed=allowed, hint=hint)
 
 
@@ -181,7 +181,7 @@ def _check_ratio(config: RunConfig, frames: int, layout: Layout) -> None:
     first = max(replay.first_frame, not layout.prompt_frames)
     most = max_ratio(frames, layout.stride, replay.max_age, dense, first)
     if replay.ratio is not None and replay.ratio > most:
-        why = "prompt and first frame never replay" if first else "the prompt never replays"
+        why = "the prompt and the first frame never replay" if first else "the prompt never replays"
         age = () if replay.max_age is None else (" and ", Key("replay.max_age"), f" {replay.max_age}")
         said = f"{frames + layout.context} frames", age, f" allow at most {most:.4f}, because {why}"
         allowed = f"above 0, at most {int(most * 1e4) / 1e4:g}; with more frames the ratio may be higher"
@@ -208,11 +208,11 @@ def resolve_device(device: str) -> str:
     if kind != "cpu":
         count = torch.get_device_module(kind).device_count()
         if not count:
-            said = f"torch {torch.__version__} offers no {kind.upper()} device here"
+            said = f"torch {torch.__version__} finds no {kind.upper()} device"
             raise RequestError(said, key="device", value=device, allowed="cpu, auto")
         if int(index or 0) >= count:
-            said = f"there are {count} {kind.upper()} devices, numbered from 0"
-            raise RequestError(said, key="device", value=device)
+            said, allowed = f"no {kind.upper()} device has this number", ", ".join(f"{kind}:{i}" for i in range(count))
+            raise RequestError(said, key="device", value=device, allowed=allowed)
     return device
 
 
