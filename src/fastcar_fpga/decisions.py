@@ -43,7 +43,7 @@ class Windows:
         if taken.min() < 1 or accepted.min() < 0 or (accepted > taken[:, None]).any():
             raise ValueError("a pass accepts more tokens than it takes, or takes none")
         if taken.sum() != self.replayed.shape[2]:
-            raise ValueError(f"{taken.sum()} input tokens, but decisions for {self.replayed.shape[2]}")
+            raise ValueError(f"{taken.sum()} input tokens, but replay decisions for {self.replayed.shape[2]}")
 
     def within(self, tokens: int) -> Windows:
         """The same in passes of at most `tokens` tokens per video, without passes that only have rejected tokens."""
@@ -144,7 +144,7 @@ def read(file: Path) -> Decisions:
     """Read what `save` wrote. Raises RequestError naming the file for anything else."""
     try:
         if file.is_file() and not zipfile.is_zipfile(file):
-            raise RequestError(f"{file} is not a file of replay decisions", hint="`generate --trace` writes such files")
+            raise RequestError(f"{file} is not a file of replay decisions", hint="give a file from generate --trace")
         data = read_arrays(file)
         meta = checked(_Meta, parse_json(str(data["meta"])), file)
         count = math.prod(meta.shape)
@@ -183,15 +183,15 @@ def draw(
     first = work.tokens_per_frame if spread == "eligible" else 0
     if first >= passes:
         raise RequestError(
-            f"with {work.frames} frame no pass can replay", hint=("use at least 2 frames, or ", Key("spread"), " all")
+            "in a video of 1 frame no pass can replay", hint=("use ", Key("frames"), " 2, or ", Key("spread"), " all")
         )
     rate = ratio * passes / (passes - first)
     if rate > 1 + 1e-12:
         raise RequestError(
-            f"at most {(passes - first) / passes:.4f} of the passes of {work.frames} frames may replay",
+            f"with {work.frames} frames a ratio of at most {(passes - first) / passes:.4f} is possible",
             key="ratio",
             value=f"{ratio:g}",
-            hint=(Key("spread"), " all also lets passes of the first frame replay"),
+            hint=("add ", Key("spread"), " all, so that passes of the first frame may replay"),
         )
     rates = np.full(layers, min(rate, 1.0))
     if profile == "valley" and layers > 1:

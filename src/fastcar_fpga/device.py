@@ -108,7 +108,7 @@ class Device(Entry):
     def bank(self, part: str) -> Bank:
         """The memory of this part. Raises RequestError if the board has none."""
         if part not in self.memories:
-            raise RequestError(f"device {self.name} has no memory {part}", hint=f"it has {', '.join(self.memories)}")
+            raise RequestError(f"device {self.name} has no memory {part}", hint=f"use {' or '.join(self.memories)}")
         return self.memories[part]
 
 

@@ -145,7 +145,7 @@ class Emulator:
         check_rows(len(tokens))
         if replayed.shape != (work.layers, *tokens.shape):
             raise RequestError(
-                f"the replay pattern has shape {list(replayed.shape)}, but the model needs "
+                f"the replay decisions have shape {list(replayed.shape)}, expected "
                 f"{[work.layers, *tokens.shape]} (layers, rows, passes)"
             )
         there = tokens >= 0

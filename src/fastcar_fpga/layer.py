@@ -28,7 +28,7 @@ def check_rows(rows: int) -> None:
     if rows > INDEX_BITS:
         raise RequestError(
             f"{rows} rows are too many: the Index Register of DRS has {INDEX_BITS} bits, one per row and input token",
-            hint=f"use at most {INDEX_BITS} rows x draft length; with guidance a video has two rows",
+            hint=f"use a batch in which rows x draft length is at most {INDEX_BITS}; a guided video has two rows",
         )
 
 

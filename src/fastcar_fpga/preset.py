@@ -67,7 +67,7 @@ class Hbm(Entry):
     @model_validator(mode="after")
     def _window(self) -> Hbm:
         if (self.weights == "multicast") != (self.window is not None):
-            raise ValueError("hbm.weights: multicast requires the key hbm.window; lockstep and private do not allow it")
+            raise ValueError("hbm.window: required if hbm.weights is multicast, not allowed for lockstep and private")
         return self
 
 
@@ -91,7 +91,7 @@ class NumberFormat(Entry):
     @model_validator(mode="after")
     def _fits(self) -> NumberFormat:
         if self.kind == "int4" and self.weight_bits != 4:
-            raise ValueError(f"kind 'int4' needs weight_bits 4, given {self.weight_bits}")
+            raise ValueError(f"weight_bits is {self.weight_bits}, expected 4 for kind 'int4'")
         return self
 
     @property
@@ -119,7 +119,7 @@ class Rest(Entry):
     @model_validator(mode="after")
     def _needs(self) -> Rest:
         if (self.mode == "constant") != (self.seconds_per_step is not None):
-            raise ValueError("mode 'constant' needs seconds_per_step, mode 'modelled' does not allow it")
+            raise ValueError("seconds_per_step: required for mode 'constant', not allowed for 'modelled'")
         return self
 
 
@@ -181,10 +181,10 @@ class Preset(Entry):
         )
         for key, wanted, most, what in limits:
             if wanted > most:
-                raise ValueError(f"hbm.{key} needs {wanted:g} {what}, device {self.device} has {most:g} ({hbm.part})")
+                raise ValueError(f"hbm.{key}: {wanted:g} {what}, but device {self.device} has {most:g} ({hbm.part})")
         fitted = [path for path, c in constants(self).items() if c.kind == "fitted"]
         if len(fitted) > MAX_FITTED:
-            raise ValueError(f"{len(fitted)} constants are fitted ({', '.join(fitted)}), at most {MAX_FITTED} may be")
+            raise ValueError(f"{len(fitted)} constants are fitted, at most {MAX_FITTED} may be: {', '.join(fitted)}")
         return self
 
     @property
@@ -276,7 +276,7 @@ def load_preset(name: str) -> Preset:
     bases: list[str] = []
     while (base := data.pop("base", None)) is not None:
         if base in bases:
-            raise RequestError(f"accelerator preset {path}: key 'base': {base} is a base of itself")
+            raise RequestError(f"accelerator preset {path}: key 'base': {base} has itself as base")
         bases.append(base)
         data = _over(read_preset("accelerator preset", str(base), fpga_presets(), folder)[0], data)
     return checked(Preset, data, f"accelerator preset {path}")

@@ -101,5 +101,5 @@ def check_memory(work: Workload, preset: Preset) -> None:
             f"{work.context(work.steps - 1):,} tokens x {_token_bytes(work, preset):,} bytes of keys and values = "
             f"{(held - weights) / 2**30:.2f} GiB, but the memory ({preset.hbm.channels.value:g} x {preset.hbm.part}) "
             f"has {preset.capacity / 2**30:g} GiB",
-            hint="use fewer rows, frames or bits, a window, more channels, or an accelerator with more memory",
+            hint="use fewer rows or frames, an attention window, or an accelerator with fewer bits or more memory",
         )

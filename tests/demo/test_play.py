@@ -303,7 +303,7 @@ def test_another_tau_begins_a_session_from_the_current_frame(player: Player) -> 
         ({"action": [1]}, "the action [1]"),
         ({"action": [99, 0]}, "out of range"),
         ({"action": "left"}, "the action left"),
-        ({"order": "dance"}, "the order is unknown"),
+        ({"order": "dance"}, "unknown order"),
         ({"order": "reset", "seed": -1}, "the seed '-1' is not a whole number"),
         ({"order": "reset", "seed": "x"}, "the seed 'x' is not a whole number"),
     ],

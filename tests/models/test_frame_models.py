@@ -252,7 +252,7 @@ LATE = "transformer/model.safetensors"
         (lambda f: (f / "tokenizer" / "config.json").write_text("{"), "config.json can't be read"),
         (
             lambda f: os.truncate(f / "tokenizer" / "config.json", 2**27),
-            "can't be read: has 134,217,728 bytes, at most ",
+            "can't be read: has 134,217,728 bytes, allowed: at most ",
         ),
         (lambda f: (f / "tokenizer" / "config.json").unlink(), "tokenizer/config.json is missing"),
         (lambda f: shutil.rmtree(f / "transformer"), "transformer/config.json is missing"),

@@ -45,7 +45,7 @@ def test_a_missing_package_is_named_with_its_extra(package: str) -> None:
     extra = plugins.EXTRAS[package]
     with pytest.raises(RequestError, match=rf"that needs the extra fastcar\[{extra}\]") as error:
         plugins.need(package, "that")
-    assert error.value.hint == f"pip install 'fastcar[{extra}]'"
+    assert error.value.hint == f"run pip install 'fastcar[{extra}]'"
 
 
 def test_claims_ask_for_their_plots_before_they_decode(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_a_damaged_cell_is_named_and_made_again(ask: list[object], whole: Path, 
 def test_another_configuration_is_refused_with_the_difference(ask: list[object], whole: Path, tmp_path: Path) -> None:
     before = cell_files(whole)
     for change, said in (
-        (["--frames", "3"], "generation.frames was 4 there and is 3 now"),
+        (["--frames", "3"], "generation.frames is 4 in that sweep and 3 in this"),
         (["--set", "sampling.temperature=0.5"], "sampling.temperature"),
         (["--metrics", "psnr"], "metrics was 'psnr,temporal'"),
         (["--model", tiny_folder(tmp_path / "other", seed=1)], "model weights has other contents"),

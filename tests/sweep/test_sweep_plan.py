@@ -111,7 +111,7 @@ def test_bad_prompt_files_are_refused(tmp_path: Path, name: str, content: str, s
         ([BALL, "--tau", "1", "--names", "x"], "--names x"),
         ([BALL, "--tau", "1", "--engine", "slurm"], "--engine slurm"),
         ([BALL, "--tau", "1", "--workers", "2"], "needs --engine ray"),
-        ([BALL, "--tau", "1", "--metrics", "lpips"], "fastcar downloads none"),
+        ([BALL, "--tau", "1", "--metrics", "lpips"], "which fastcar does not download"),
         ([BALL, "--tau", "1", "--set", "generation.samples=2"], "--seeds"),
         ([BALL, "--tau", "1", "--prompts", "nowhere.txt"], "no such file"),
         (["gobbledygook", "--tau", "1"], "knows no word of"),

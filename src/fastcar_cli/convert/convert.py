@@ -54,7 +54,7 @@ class Source:
         checkpoint = open_model(model)
         if isinstance(checkpoint, ConvertedCheckpoint):
             done = checkpoint.description
-            hint = f"convert the model that it was made from, {done.source.get('name')}"
+            hint = f"convert the original model: fastcar convert {done.source.get('name')} -o FOLDER"
             raise RequestError(f"{model} is already converted ({done.form.name})", hint=hint)
         spec, name = checkpoint.spec, checkpoint.name
         self.checkpoint = checkpoint
@@ -192,7 +192,7 @@ class Conversion:
             raise RequestError(f"the conversion needs {gib(needed)} of memory, but {gib(free)} are free")
         working = working_folder(self._folder)
         self._begin(working)
-        busy = RequestError(f"{working}: another process is writing to this folder", hint="wait for this process")
+        busy = RequestError(f"{working}: another process is writing to this folder", hint="wait until it ends")
         with locked(working / _LOCK, busy):
             done = [shard for shard in self._shards if (working / shard).is_file()]
             left = [shard for shard in self._shards if shard not in done]
@@ -243,7 +243,7 @@ class Conversion:
         codes = working / _CODES
         if not codes.is_file():
             if not plain.exists():
-                on_shard = partial(on_progress, "rounding plainly")
+                on_shard = partial(on_progress, "rounding without calibration")
                 Conversion(self._source, plain, self._form, self._spec).run(lambda _, *done: on_shard(*done))
             _write(codes, {"codes": calibration.draw(plain, spec, partial(on_progress, "sampling videos"))})
         # The sampling model has reference cycles; while it lives, its mapped files take room on the disk.
@@ -258,7 +258,7 @@ class Conversion:
             working.mkdir(exist_ok=True)
             begun = next((f for f in (working / UNFINISHED, working / "config.json") if f.is_file()), None)
             if begun is None and any(not f.name.startswith(".") for f in working.iterdir()):
-                raise RequestError(f"{working} exists and is not a conversion", hint="move the folder away")
+                raise RequestError(f"{working} exists and is not a conversion", hint="move it, or give another -o")
             if begun is not None and file_text(begun) != self._document:
                 said = f"{working} is an unfinished conversion of another model or with other options"
                 raise RequestError(said, hint="rerun the command that began it, or delete the folder")
@@ -303,7 +303,7 @@ class Conversion:
 def check_folder(folder: Path) -> None:
     """Raise RequestError for an existing target, and for one without a parent folder."""
     if folder.exists() or folder.is_symlink():
-        raise RequestError("exists already", key="output", value=folder, hint="give another name, or move that away")
+        raise RequestError("exists already", key="output", value=folder, hint="give another name, or move the folder")
     if not folder.name or not folder.parent.is_dir():
         raise RequestError(f"there is no folder {folder.parent}", key="output", value=folder)
 

@@ -99,7 +99,7 @@ class LocalHandler(BaseHTTPRequestHandler):
         name_of_host, _, port = host.partition(":")
         # Browsers omit port 80; with `ssh -L` the port differs from the server's.
         if name_of_host not in HOSTS or not (port or "80").isdecimal() or origin not in (None, f"http://{host}"):
-            self.refuse(403, "the request comes from another page or host")
+            self.refuse(403, "the request comes from another page or host; open the address that fastcar prints")
             return False
         _, secret, *rest = [*self.path.split("/"), ""][:4]
         if not hmac.compare_digest(secret.encode(), self.server.secret.encode()) or rest[0] != name:

@@ -147,7 +147,7 @@ class Player(LocalServer):
             return
         seed = form.get("seed", 0)
         if form.get("order") not in ORDERS:
-            raise RequestError("the order is unknown", allowed=", ".join(ORDERS))
+            raise RequestError("unknown order", allowed=", ".join(ORDERS))
         if type(seed) is not int or not 0 <= seed < 2**63:
             raise RequestError(f"the seed {str(seed)[:40]!r} is not a whole number in range", allowed="0 to 2^63 - 1")
         done = Future[None]()

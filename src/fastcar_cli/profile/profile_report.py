@@ -58,7 +58,7 @@ def plan_profile(
     rows = rows or (2 if (layout.guided if random else checkpoint.defaults.cfg != 1.0) else 1)
     least = 0 if layout.prefix is None else layout.prefix + layout.stride + 2
     if min(lengths, default=least) < least:
-        prompt = f"the prompt of {model} takes {layout.prefix} tokens, the first frame {layout.stride}"
+        prompt = f"the prompt and first frame of {model} take {layout.prefix} + {layout.stride} tokens"
         raise RequestError(f"--seq {min(lengths)}: {prompt}", allowed=f"{least} or more")
     plan, layers = plan_steps(spec, dtype, device, rows, max(lengths, default=1), (repeats + 3) * len(WINDOWS), random)
     said = {"measured": layers, "scaled_to": spec.decoder.layers, "random_weights": random}
@@ -117,7 +117,7 @@ def _own_dtype(model: str, default: str) -> str:
         return default
     if formats[0] not in DTYPES:
         said = f"--model {model}: its weights are {formats[0]}, but profile times modules in floats"
-        raise RequestError(said, hint="profile the original model, or a whole video with --decode")
+        raise RequestError(said, hint="profile the original model, or use --decode PROMPT")
     return formats[0]
 
 
@@ -279,7 +279,7 @@ def profile_decode(pipe: VideoPipeline, prompt: str, seed: int) -> dict[str, Any
     if tau < math.inf and stats.eligible_ratio in (0.0, 1.0):
         did = "nothing" if stats.eligible_ratio == 0 else "every eligible MLP"
         between = f"TAS of this run lies between {tas.min():.2f} and {tas.max():.2f}"
-        warning = f"tau {tau:g} is inert: {did} replays; {between}"
+        warning = f"tau {tau:g} makes no difference between MLPs: {did} replays; {between}"
     percentiles = [np.percentile(row, PERCENTILES).tolist() for row in tas]
     return {
         "prompt": prompt,

@@ -383,11 +383,11 @@ def expected_by_steps(run: RunConfig, videos: int, at_once: int) -> tuple[float,
     shape, executor = Shape(network, network.spec, pipe.layers, False), "native" if fast else "torch"
     step = measure_step(shape, rows, seq, repeats=3, executor=executor).whole
     seconds = load + batches * (tokens * step + pipe.settings.frames * vision_seconds(network, size))
-    return seconds, f"loading {load:.1f} s, then {batches * tokens:,} steps of {step * 1e3:.1f} ms, measured now"
+    return seconds, f"loading {load:.1f} s and {batches * tokens:,} steps of {step * 1e3:.1f} ms, both measured now"
 
 
 def expected_by_bandwidth(plan: MemoryPlan, tokens: int) -> tuple[float, str]:
     """Lower bound of a run's seconds if memory is the limit, and its source: every step reads all weights."""
     rate = Stream(torch.device(plan.device), 2**27).rate()
-    source = f"{tokens:,} steps that read {gib(plan.weights)} at {rate / 1e9:.0f} GB/s, measured now"
+    source = f"{tokens:,} steps that read {gib(plan.weights)} each at {rate / 1e9:.0f} GB/s, which was measured now"
     return tokens * plan.weights / rate, source

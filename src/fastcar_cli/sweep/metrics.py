@@ -26,12 +26,12 @@ def parse_metrics(text: str | None, lpips: Path | None) -> tuple[str, ...]:
     """Parse "psnr,ssim" to metrics in a fixed order, by default all whose weights are given. Raises RequestError."""
     chosen = (*DEFAULT, *(["lpips"] if lpips else [])) if text is None else parse_names("metrics", text, NAMES)
     if "lpips" in chosen and lpips is None:
-        said = "needs a file with its network's weights; fastcar downloads none"
+        said = "needs a file with the weights of its network, which fastcar does not download"
         hint = ("add ", Key("lpips_weights"), " FILE: torchvision's AlexNet (alexnet-owt-7be5be79.pth) or VGG16")
         raise RequestError(said, key="metrics", value="lpips", hint=hint)
     if lpips is not None and "lpips" not in chosen:
         ways = ("add lpips to ", Key("metrics"), ", or leave ", Key("lpips_weights"), " out")
-        raise RequestError(("lpips is not among ", Key("metrics")), key="lpips_weights", hint=ways)
+        raise RequestError(("no effect, because ", Key("metrics"), " lacks lpips"), key="lpips_weights", hint=ways)
     return tuple(n for n in NAMES if n in chosen)
 
 
@@ -71,6 +71,6 @@ class Scorer:
                 means[key] = float(np.mean(known)) if known else None
             if not all(x is None or math.isfinite(x) for x in values):
                 said = "returned values that are not finite"
-                raise RunError(said, key="metrics", value=name, hint="check the weights file")
+                raise RunError(said, key="metrics", value=name, hint="download the weights file again")
             frames[key] = list(values)
         return means, frames

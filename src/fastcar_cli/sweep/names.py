@@ -35,7 +35,7 @@ def check_names(prompts: Sequence[str], seeds: int, fps: int) -> list[str]:
             raise refused(f"the prompt {prompt!r} can't be a file name")
         if len(os.fsencode(f"{prompt}-{seeds - 1}.mp4")) > _LONGEST:
             raise refused(f"a file name has at most {_LONGEST} bytes, but the prompt {prompt[:60]!r}... is longer")
-    few = [f"VBench needs {SAMPLES} videos per prompt for most dimensions; use seeds 0-4"]
+    few = [f"VBench needs {SAMPLES} videos per prompt for most dimensions; use --seeds 0-4"]
     return few if seeds < SAMPLES else []
 
 

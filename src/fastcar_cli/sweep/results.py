@@ -198,7 +198,7 @@ def knees(summary: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[dic
             continue
         value = "identical" if best[quality] is None else f"{best[quality]:.3g}"
         why = (
-            f"{best['replay_ratio']:.1%} replayed at {quality} {value}; this point is the farthest above the line "
+            f"replay ratio {best['replay_ratio']:.1%} at {quality} {value}; this point is the farthest above the line "
             f"from the dense cell to the cell with most replay (by {height:.2f}, both axes scaled to 0..1)"
         )
         bends.append({**{k: best[k] for k in SETTING}, "why": why})

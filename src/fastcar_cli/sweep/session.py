@@ -91,8 +91,8 @@ class Session:
         scorer.check(pipe.height, pipe.width)
         self.notices = notices = first_of(pipe.notices([clips.get(p, p) for p in grid.prompts]))
         if "pair" in grid.gate and pipe.settings.sampling.cfg == 1.0:
-            alike = "without guidance (cfg 1) a video has only one row, so pair and row decide the same"
-            notices.append(f"gate pair: {alike}; sampling.cfg=2 makes pairs")
+            alike = "a video without guidance (cfg 1) has one row, so gates pair and row give the same video"
+            notices.append(f"gate pair: {alike}; for pairs of rows add --set sampling.cfg=2")
         if "fidelity" in request.metrics and not can_judge():
             notices.append("fidelity is left out: the package fastcar_lab, which judges videos, is not installed")
         if request.vbench:
@@ -250,7 +250,7 @@ def grid_document(request: Request, folder: Path | None) -> dict[str, Any]:
     if repository_of(request.config.model) is not None:
         if not {"tau", "gate"} <= request.axes.keys():
             needs = ("a dry run loads no model from the hub, so it needs ", Key("tau"), " and ", Key("gate"))
-            raise RequestError(needs, hint=("add ", Key("gate"), " row"))
+            raise RequestError(needs, hint=("add ", Key("tau"), " off,-2 ", Key("gate"), " row"))
         grid = _grid_of(request, request.prompts or tuple(file.name for file in request.inputs.files), "")
         groups = shard_of(grid.groups(), request.shard)
     else:

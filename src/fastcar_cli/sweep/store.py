@@ -135,7 +135,7 @@ class Store:
             if was == now or (key == "backend.preset" and "absent" in (was, now)):
                 continue
             other = key in ("model weights", "lpips weights", "backend.preset")
-            differs = f"{key} has other contents" if other else f"{key} was {was!r} there and is {now!r} now"
+            differs = f"{key} has other contents" if other else f"{key} is {was!r} in that sweep and {now!r} in this"
             hint = "name a new folder, or use the configuration of that sweep"
             raise RequestError(f"{self.folder}: holds a sweep of another configuration: {differs}", hint=hint)
         return before
@@ -161,14 +161,14 @@ class Store:
     def _load(self, name: str) -> dict[str, Any]:
         document = parse_json(file_text(self.cells_folder / f"{name}.json"), finite=True)
         if document["id"] != name:
-            raise ValueError("belongs to another cell")
+            raise ValueError("key 'id' is that of another cell")
         # Cells of older versions have no hash of themselves.
         if document.pop("sha256", None) not in (None, _digest(document)):
             raise ValueError("was changed after it was written")
         for suffix, digest in document["files"].items():
             try:
                 if sha256_of(self.cells_folder / f"{name}{suffix}") != digest:
-                    raise ValueError(f"{name}{suffix} is not the file that was written")
+                    raise ValueError(f"{name}{suffix} was changed after it was written")
             except FileNotFoundError:
                 raise ValueError(f"{name}{suffix} is missing") from None
         return document

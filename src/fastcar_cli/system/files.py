@@ -255,7 +255,7 @@ def read_arrays(file: Path) -> dict[str, Any]:
             # numpy treats every unknown file as a pickle.
             known = f.read(1) in (b"\x93", b"P", b"\x80")
         why = why_unread(e)
-        raise ValueError(why if known or why != OBJECTS else "it is neither .npy nor .npz") from None
+        raise ValueError(why if known or why != OBJECTS else "its contents are neither .npy nor .npz") from None
 
 
 OBJECTS = "it holds Python objects, which fastcar does not load"
@@ -313,7 +313,7 @@ def require_regular(file: Path, most: float = math.inf) -> None:
     if not stat.S_ISREG(state.st_mode):
         raise OSError(errno.EINVAL, "is not a regular file", str(file))
     if state.st_size > most:
-        raise OSError(errno.EFBIG, f"has {state.st_size:,} bytes, at most {most:,} are read", str(file))
+        raise OSError(errno.EFBIG, f"has {state.st_size:,} bytes, allowed: at most {most:,}", str(file))
 
 
 def file_text(path: Path, encoding: str = "utf-8") -> str:
@@ -332,7 +332,7 @@ def read_text(path: Path, what: Text, encoding: str = "utf-8") -> str:
     except FileNotFoundError:
         raise RequestError("there is no such file", where=what) from None
     except UnicodeDecodeError as e:
-        raise RequestError(f"is not UTF-8: {e.reason} at byte {e.start}", where=what, hint="use UTF-8") from None
+        raise RequestError(f"is not UTF-8: {e.reason} at byte {e.start}", where=what, hint="save it in UTF-8") from None
     except (OSError, ValueError) as e:  # ValueError: a name that no file can have
         raise RequestError(f"can't be read: {reason_of(e)}", where=what) from None
 

@@ -38,7 +38,7 @@ def require_proc() -> None:
     """Raise RequestError in a Linux sandbox that hides the files from which libraries read cores and memory."""
     hidden = [str(f) for f in NEEDED if not os.access(f, os.R_OK)] if sys.platform == "linux" else []
     if hidden:
-        said = f"this sandbox hides {' and '.join(hidden)}, which PyTorch needs to detect cores and memory"
+        said = f"this sandbox hides {' and '.join(hidden)}, from which PyTorch reads the number of cores and the memory"
         raise RequestError(said, hint="mount /proc: bwrap --proc /proc, or unshare --fork --pid --mount-proc")
 
 

@@ -92,5 +92,5 @@ def need(module: str, what: Text) -> Any:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as e:  # RuntimeError: a torchvision built for another torch
         extra, why = EXTRAS[module.split(".")[0]], str(e).partition("\n")[0]
-        hint = f"pip install 'fastcar[{extra}]'"
+        hint = f"run pip install 'fastcar[{extra}]'"
         raise RequestError((what, f" needs the extra fastcar[{extra}]: {why}"), hint=hint) from None

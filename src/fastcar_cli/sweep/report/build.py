@@ -45,7 +45,7 @@ def write_report(folder: Path, video_limit: int = VIDEO_LIMIT) -> Path:
 
 def read_results(file: Path) -> dict[str, Any]:
     """Read results.json of a sweep. Raises RequestError if it is missing, damaged, or another document."""
-    data = read_json(file, hint="run `fastcar sweep` with this folder; it reuses finished cells")
+    data = read_json(file, hint=f"rerun fastcar sweep with -o {file.parent}; it reuses finished cells")
     needed = ("cells", "summary", "plan", "model", "config", "machine")
     if not isinstance(data, dict) or not all(key in data for key in needed):
         raise RequestError(f"{file} is not the result of a sweep", hint=f"expected keys: {', '.join(needed)}")
