@@ -212,7 +212,7 @@ def test_wrong_files(run: Run, model: str, tmp_path: Path) -> None:
         ({k: t for k, t in tensors.items() if k != "output.weight"}, "lacks key 'output.weight'"),
         ({**tensors, "output.weight": torch.zeros(9, 64)}, "9 rows", "48 codes"),
         ({"a": _Calls()}, "holds objects other than tensors", "fastcar did not load it"),
-        ([1], "no mapping"),
+        ([1], "tensors by name"),
     ):
         _save(folder, wrong)
         refused(run(*begun), "model.pt", *said)

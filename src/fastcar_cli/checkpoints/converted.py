@@ -82,7 +82,7 @@ class ConvertedCheckpoint(Checkpoint):
     def matches(cls, folder: Path, config: Any) -> bool:
         """See `Checkpoint`. Raises RequestError for an unfinished conversion."""
         if (folder / UNFINISHED).is_file():
-            raise RequestError(f"{folder} is an unfinished conversion", hint="rerun the fastcar convert that began it")
+            raise RequestError(f"{folder} is an unfinished conversion", hint="rerun its fastcar convert command")
         return isinstance(config, dict) and config.get("format") == FORMAT
 
     @cached_property

@@ -117,7 +117,7 @@ def _summary(documents: list[dict[str, Any]], work: Any) -> None:
         left=0,
         caption="J: board power x time. J act.: energy of all activities. dense: speedup over decoding without replay "
         "and DRS (dynamic resource scheduling). static: speedup over replay without DRS. ideal: value of dense if all "
-        "cores did equal work. busy: mean share of cycles in which a core's MACs are busy. DRS: share that DRS adds.",
+        "cores did equal work. busy: mean share of a core's cycles with busy MACs. DRS: share of cycles that DRS adds.",
     )
     for d in documents:
         cost = (_short(d["cycles"]), f"{d['latency_s']:.4g}", _short(d["energy_j"]), _short(d["energy_activity_j"]))

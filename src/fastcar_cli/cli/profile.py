@@ -163,7 +163,7 @@ def show(document: dict[str, Any]) -> None:
     if layers and layers["measured"] != layers["scaled_to"]:
         out.print(
             f"measured with {layers['measured']} layers of true width and random weights; attention, MLP and "
-            f"TAS are scaled to {layers['scaled_to']} layers, other times are not scaled",
+            f"TAS are scaled to {layers['scaled_to']} layers; other times are not scaled",
             style="yellow",
         )
     for length in document["lengths"]:
@@ -206,12 +206,12 @@ def _length(model: str, length: dict[str, Any]) -> Table:
 
 
 def _replay(replay: dict[str, Any], rows: int) -> Table:
-    measured = f"Measured if all rows replay: {replay['measured_all_replayed']:.2f}x."
+    measured = f"Measured speedup if all replay: {replay['measured_all_replayed']:.2f}x."
     table = columns(
         f"replay at {replay['seq']:,} tokens of context: MLPs take {replay['mlp_share']:.0%} of a step, so the "
         f"speedup is at most {replay['ceiling']:.2f}x; TAS takes {replay['tas_ms']:.3f} ms",
         *("replayed", "rows alone", "in pairs", "together"),
-        caption=f"replayed: replay ratio. Other columns: expected speedup, by how the {rows} rows decide. {measured}",
+        caption=f"replayed: replay ratio. Other columns: expected speedup, by how {rows} rows decide. {measured}",
     )
     for row in replay["expected"]:
         table.add_row(f"{row['ratio']:.1%}", *(f"{row[k]:.2f}x" for k in ("rows_alone", "in_pairs", "together")))

@@ -182,7 +182,7 @@ def add_memory(table: Table, plan: MemoryPlan) -> None:
     table.add_row("weights", f"{gib(plan.weights)} in {plan.dtype}")
     table.add_row("KV cache", gib(plan.kv_cache))
     table.add_row("replay cache", gib(plan.replay_cache) if plan.replay_cache else "none (tau off)")
-    table.add_row("memory", f"{gib(plan.needed)}, of which {gib(plan.base)} process; {gib(plan.available)} free")
+    table.add_row("memory", f"{gib(plan.needed)}, {gib(plan.base)} of it for the process; {gib(plan.available)} free")
     table.add_row("fits", ("yes" if plan.fits else "no") + f", on {plan.device}")
 
 
@@ -219,7 +219,7 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
     draft = report["draft"]
     if draft["window"] > 1:
         # A CUDA graph's order of additions depends on the number of rows, so a sample close to a boundary may differ.
-        exact = "same video up to rounding" if report["kernels"]["name"] == "graph" else "same video as without"
+        exact = "same video up to rounding" if report["kernels"]["name"] == "graph" else "same video as without drafts"
         said = f"{draft['tokens_per_pass']:.1f} tokens per pass, draft length {draft['window']}, {exact}"
         table.add_row("drafts", said)
     if report["kernels"]["name"] == "torch":

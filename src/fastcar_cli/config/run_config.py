@@ -291,7 +291,7 @@ def surroundings() -> list[Layer]:
         if name not in keys:
             last = name.removeprefix(PREFIX)
             near = [k for k in keys if k.endswith(f"_{last}")] or difflib.get_close_matches(name, keys, cutoff=0.75)
-            hint = "unset it; fastcar config --where lists all keys, of which FASTCAR_REPLAY_TAU sets replay.tau"
+            hint = "unset it; fastcar config --where lists all keys (FASTCAR_REPLAY_TAU sets replay.tau)"
             hint = f"did you mean {' or '.join(near)}?" if near else hint
             raise RequestError(f"{name}: this environment variable sets no configuration key", hint=hint)
         layer.append(GivenKey(keys[name], value_of(text, name), name, name))
