@@ -186,9 +186,9 @@ def show(out: Console, terminal: Console, results: dict[str, Any], folder: Path,
         row |= {"window": _value(x["window"], "d", "off"), "gate": "-" if dense else x["gate"], "backend": x["backend"]}
         row |= {"videos": str(x["videos"]), "replayed": f"{x['replay_ratio']:.1%}", "time s": f"{x['decode_s']:.2f}"}
         row |= {"tokens/pass": _value(x["tokens_per_pass"], ".1f")} if drafted else {}
-        row |= {"speed": _value(x["speedup"], ".2f")}
+        row |= {"speedup": _value(x["speedup"], ".2f")}
         row |= {_COLUMNS[k][0]: "" if dense else _value(x[k], _COLUMNS[k][1], "same") for k in results["metrics"]}
-        row |= {"right": _value(x["all_right"], ".0%")} if judged else {}
+        row |= {"all right": _value(x["all_right"], ".0%")} if judged else {}
         row |= {"cycles": _value(x["cycles"], ",.0f"), "J": _value(x["energy_j"], ".3g")} if accelerated else {}
         rows.append(row)
     # An axis with one value needs no column.
