@@ -163,10 +163,10 @@ def write_csvs(folder: Path, comparison: Comparison) -> None:
 
 
 def _course(row: Row) -> str:
-    passed = f"in [{row.first:,}, {row.last:,})"
+    passed = f"in cycles [{row.first:,}, {row.last:,})"
     if row.core is None:
         return f"dropped {passed}"
-    return f"packet {passed} to core {row.core}, runs in [{row.begin:,}, {row.end:,})"
+    return f"sent {passed} to core {row.core}, which runs it in cycles [{row.begin:,}, {row.end:,})"
 
 
 def explain(comparison: Comparison) -> list[str]:
@@ -197,30 +197,30 @@ def explain_layer(emulator: Emulator, computing: int, rows: int | None = None) -
         f"MACs per cycle and core = array {preset.core.mac_array.value:g} x utilisation "
         f"{preset.core.utilisation.value:g} = {rates.macs:g}",
         f"memory bytes per cycle = {hbm.channels.value:g} channels of {preset.part.name} x {preset.part.peak:g} GB/s x "
-        f"{share(preset.stream()):.1%} (by its timing, and by {hbm.ports.value:g} ports x {hbm.beat.value:g} bytes x "
-        f"{hbm.port_clock.value:g} MHz) / clock = {preset.rate():.1f}; a request has {rates.burst} bytes, which "
+        f"{share(preset.stream()):.1%} (limited by its timing and by {hbm.ports.value:g} ports x {hbm.beat.value:g} "
+        f"bytes x {hbm.port_clock.value:g} MHz) / clock = {preset.rate():.1f}; the {rates.burst} bytes of a request "
         f"arrive {rates.latency} cycles after it",
-        f"MLP weights = 3 x {work.width} x {work.mlp_width} = {mlp.macs:,} = MACs of a row; x "
-        f"{preset.format.stored_bits:g} bit = {mlp.weight_bytes:,} bytes in {loads} tiles of at most "
+        f"MLP weights = 3 x {work.width} x {work.mlp_width} = {mlp.macs:,}, each with one MAC per row; x "
+        f"{preset.format.stored_bits:g} bits = {mlp.weight_bytes:,} bytes, in {loads} tiles of at most "
         f"{preset.tile_bytes:,} bytes",
-        f"a row alone: multiply {mlp.macs:,} / {rates.macs:g} = {mlp.macs / rates.macs:,.0f} cycles, load "
-        f"{mlp.weight_bytes / rates.bytes:,.0f} cycles; double-buffered: {accelerator.row:,} cycles",
+        f"a row on one core: multiply {mlp.macs:,} / {rates.macs:g} = {mlp.macs / rates.macs:,.0f} cycles, load "
+        f"{mlp.weight_bytes / rates.bytes:,.0f} cycles; both at once (double-buffered): {accelerator.row:,} cycles",
         f"DRS deals {computing} rows round-robin to {c} cores: ceil({computing} / {c}) = {rounds} rounds "
         f"({Registers(c).mapping_bits} mapping bits per row)",
         f"weights ({hbm.weights}): "
         + ("streamed once per round" if emulator.shared else "streamed by each core from its share of the channels"),
         f"MLP = {rounds} x (start {START} + row {accelerator.row:,}) = {mlp_cycles:,} cycles",
         f"DRS: start {START} + remap {accelerator.remap} cycles; then {accelerator.packet} cycles per packet sent "
-        f"({mlp.words} words) and {accelerator.drop} cycles per packet dropped ({preset.drs.fetch}); cores run rows "
-        f"meanwhile, as long as the queue of the next core ({accelerator.queue} packets) has room",
+        f"({mlp.words} words) and {accelerator.drop} cycles per packet dropped ({preset.drs.fetch}); meanwhile "
+        f"cores run rows, and DRS waits while the queue of the next core ({accelerator.queue} packets) is full",
         *(f"  row {r.row}: {_course(r)}" for r in ran),
         f"MLP and DRS together take {total:,} cycles, so DRS adds {total - mlp_cycles:,}",
         f"projections, all rows: {work.projection_weights:,} weights in ceil({rows} / {c}) rounds = "
         f"{projections:,.0f} cycles",
-        f"attention core, all rows: a row takes {context:,} keys x 2 x {work.width} MACs and reads {kv_bytes:,} bytes "
-        f"of keys and values; load and arithmetic overlap tile by tile; ceil({rows} / {c}) rounds take "
+        f"attention without projections: a row needs {context:,} keys x 2 x {work.width} MACs and {kv_bytes:,} bytes "
+        f"of keys and values; a core loads one tile while it computes another; ceil({rows} / {c}) rounds take "
         f"{attention:,.0f} cycles",
-        *([f"steps that wait for each other while no weights stream (chain) = {chain:,} cycles"] if chain else []),
+        *([f"steps of the layer during which no weights stream (chain) = {chain:,} cycles"] if chain else []),
         f"layer = {layer:,.0f} cycles = {layer * preset.seconds_per_cycle * 1e3:.3f} ms",
         *("", "energy of the MLP by the energy model `activity`, the sum of these four lines:"),
         f"  memory {weight_bytes:,.0f} bytes x 8 x {bit:g} pJ = {weight_bytes * 8 * bit * 1e-9:.4f} mJ",
@@ -230,7 +230,7 @@ def explain_layer(emulator: Emulator, computing: int, rows: int | None = None) -
         f"  idle {power.idle.value:g} W x {mlp_ms:.3f} ms = {power.idle.value * mlp_ms:.4f} mJ",
         f"energy of the MLP by the energy model `constant`: board power {power.board.value:g} W x {mlp_ms:.3f} ms = "
         f"{power.board.value * mlp_ms:.4f} mJ",
-        *("", "constants:"),
+        *("", "constants (kind: source):"),
     ]
     known = constants(preset) | constants(preset.bank, "device.") | constants(power, "device.")
     return lines + [f"  {k} = {v.value:g} {v.unit}  ({v.kind}: {v.source})" for k, v in known.items()]

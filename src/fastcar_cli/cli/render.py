@@ -267,7 +267,7 @@ def accelerator(table: Table, backend: dict[str, Any]) -> None:
     table.add_row("  cores at work", cores)
     table.add_row("  DRS", f"{backend['drs_cycles']:,} cycles, {backend['drs_share']:.2%} of all")
     table.add_row(
-        "  speed-up",
+        "  speedup",
         f"{backend['speedup_vs_dense']:.2f} over dense, {backend['speedup_vs_static']:.2f} over static schedule "
         f"(ideal: {backend['ideal_speedup_vs_dense']:.2f} over dense)",
     )

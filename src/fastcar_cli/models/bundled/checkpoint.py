@@ -59,7 +59,7 @@ class BundledCheckpoint(Checkpoint):
         if data.get("format") == FORMAT:
             if self.base is None:
                 return data
-            needs = f"{self.folder} also needs the files of its base, the folder {self.base.name!r} beside it"
+            needs = f"{self.folder} needs the files of its base: copy the folder {self.base.name!r} beside it"
             shared = read_json(self.base / "config.json", hint=needs)
             if not isinstance(shared, dict) or "base" in shared:
                 raise wrong(file, "base", self.base.name, "a model folder that has no base itself")
