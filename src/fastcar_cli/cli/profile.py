@@ -211,7 +211,7 @@ def _replay(replay: dict[str, Any], rows: int) -> Table:
         f"replay at {replay['seq']:,} tokens of context: MLPs take {replay['mlp_share']:.0%} of a step, so the "
         f"speedup is at most {replay['ceiling']:.2f}x; TAS takes {replay['tas_ms']:.3f} ms",
         *("replayed", "rows alone", "in pairs", "together"),
-        caption=f"replayed: replay ratio. Other columns: expected speedup, by how {rows} rows decide. {measured}",
+        caption=f"replayed: replay ratio. Other columns: expected speedup if {rows} rows decide this way. {measured}",
     )
     for row in replay["expected"]:
         table.add_row(f"{row['ratio']:.1%}", *(f"{row[k]:.2f}x" for k in ("rows_alone", "in_pairs", "together")))
