@@ -27,7 +27,7 @@ async function make(event) {
   at("cancel").hidden = false;
   at("progress").hidden = false;
   at("progress").removeAttribute("value");
-  let end = { error: "fastcar does not answer", hint: "is it still running?" };
+  let end = { error: "fastcar does not answer", hint: "start fastcar demo again if it has ended" };
   try {
     const body = JSON.stringify(Object.fromEntries(new FormData(FORM)));
     const response = await fetch("make", { method: "POST", body, signal: ending.signal });

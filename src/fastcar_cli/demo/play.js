@@ -39,7 +39,7 @@ function percentile(share) {
 
 function drawNumbers() {
   const rows = { "Frame": line.steps, "Frames per second": fixed(1)(line.fps), "Tokens per pass": fixed(1)(line.tokens_per_pass),
-    "Key to frame, p50": percentile(0.5), "Key to frame, p99": percentile(0.99), "Decoded ahead": percent(line.hit_share), "Seed": line.seed };
+    "Key to frame, median": percentile(0.5), "Key to frame, 99th percentile": percentile(0.99), "Frames decoded ahead": percent(line.hit_share), "Seed": line.seed };
   at("numbers").replaceChildren(...Object.entries(rows).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, String(value))]));
   at("pause").textContent = line.paused ? "Play" : "Pause";
   at("file").textContent = line.file ? `This session: ${line.file}` : "";
@@ -85,7 +85,7 @@ async function follow() {
       drawNumbers();
     } catch {
       lost = true;
-      show("error", "fastcar does not answer; is it still running?");
+      show("error", "fastcar does not answer; start fastcar play again if it has ended");
       await sleep(1000);
     }
   }
