@@ -219,7 +219,7 @@ def test_an_existing_file_stays_without_force(run: Run, tmp_path: Path) -> None:
     assert run("generate", BALL, *QUICK, "-o", "a.gif", "--force").returncode == 0
     assert (tmp_path / "a.gif").read_bytes().startswith(b"GIF") and len([*tmp_path.iterdir()]) == 1
     done = run("generate", "a blue car", *QUICK[:-1], "-o", "a.gif")
-    assert "the existing a.gif is now a-2.gif" in done.stderr
+    assert "renamed the existing a.gif to a-2.gif" in done.stderr
     assert [read_recipe(tmp_path / name)["prompt"] for name in ("a.gif", "a-2.gif")] == ["a blue car", BALL]
     assert run("generate", "a blue car", *QUICK, "-o", "a.gif").returncode == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a-2.gif", "a.gif"]

@@ -191,7 +191,7 @@ def show(document: dict[str, Any]) -> None:
 def _length(model: str, length: dict[str, Any]) -> Table:
     names = [name for name in _COLUMNS if (name == "Mcycles") == ("step_cycles" in length)]
     title = f"{model}, one step at {length['seq']:,} tokens of context: {length['step_ms']:.2f} ms"
-    table = columns(title, "module", "ms", "share", *names)
+    table = columns(title, "module", "ms", "share", *names, caption="floor ms: lower bound of ms" * (len(names) > 1))
     for name, module in length["modules"].items():
         row = [name.replace("_", " "), f"{module['ms']:,.3f}", f"{module['share']:.1%}"]
         for key, unit, digits in map(_COLUMNS.__getitem__, names):

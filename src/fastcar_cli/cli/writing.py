@@ -145,7 +145,7 @@ def make(pipe: VideoPipeline, jobs: list[Job], folder: Path | None, asked: Gener
     for i, video in written.items():
         writer = video.writer
         if writer.renamed is not None:
-            note(terminal, f"the existing {writer.path} is now {writer.renamed}; to overwrite files, use --force")
+            note(terminal, f"renamed the existing {writer.path} to {writer.renamed}; to overwrite it, use --force")
         report = pipe.report(i) | keys_of(taken[i], pipe.context) | video.compared(taken[i], pipe.context)
         # After an interrupt some of the videos may lack the newest frame.
         size = {"width": writer.width, "height": writer.height}
