@@ -198,7 +198,7 @@ def test_another_configuration_is_refused_with_the_difference(ask: list[object],
     for change, said in (
         (["--frames", "3"], "generation.frames is 4 in that sweep and 3 in this"),
         (["--set", "sampling.temperature=0.5"], "sampling.temperature"),
-        (["--metrics", "psnr"], "metrics was 'psnr,temporal'"),
+        (["--metrics", "psnr"], "metrics is 'psnr,temporal'"),
         (["--model", tiny_folder(tmp_path / "other", seed=1)], "model weights has other contents"),
     ):
         done = sweep(*ask, *change, "-o", whole)
