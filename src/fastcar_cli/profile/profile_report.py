@@ -279,7 +279,7 @@ def profile_decode(pipe: VideoPipeline, prompt: str, seed: int) -> dict[str, Any
     if tau < math.inf and stats.eligible_ratio in (0.0, 1.0):
         did = "nothing" if stats.eligible_ratio == 0 else "every eligible MLP"
         between = f"TAS of this run lies between {tas.min():.2f} and {tas.max():.2f}"
-        warning = f"tau {tau:g} makes no difference between MLPs: {did} replays; {between}"
+        warning = f"tau {tau:g} is inert: {did} replays; {between}"
     percentiles = [np.percentile(row, PERCENTILES).tolist() for row in tas]
     return {
         "prompt": prompt,
