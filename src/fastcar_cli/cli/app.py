@@ -87,7 +87,7 @@ class Commands(TyperGroup):
         except KeyboardInterrupt as e:
             from fastcar_cli.cli.render import console, note
 
-            note(console(), "nothing more was done", "stopped")
+            note(console(), "the command did not finish", "stopped")
             raise typer.Exit(status(e)) from None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

@@ -54,7 +54,7 @@ def fpga(
     for asked, others, why in (
         (table, "table preset as_json", "with --table, which emulates the published runs"),
         (drafts, "drafts preset rows as_json", "with --drafts, which has the shape of the published runs"),
-        (trace, "trace preset window sinks explain report as_json", "with FILE: only random decisions use it"),
+        (trace, "trace preset window sinks explain report as_json", "with FILE, which contains the decisions"),
     ):
         if asked:
             refuse_all_but(ctx, tuple(others.split()), why)

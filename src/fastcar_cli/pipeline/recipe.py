@@ -100,7 +100,7 @@ def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> 
     ]
     notes = [f"keys in {source} that do not affect tokens are ignored: {', '.join(left)}"] if left else []
     if recipe.get("version") != __version__:
-        notes.append(f"{source} was made by fastcar {recipe.get('version')}, this is {__version__}: tokens may differ")
+        notes.append(f"{source} was made by fastcar {recipe.get('version')}; with {__version__} its tokens may differ")
     return taken, notes
 
 

@@ -95,7 +95,7 @@ class _Bin:
                 raise RequestError(
                     f"weights file {self.path} holds objects other than tensors{named}; fastcar did not load it, "
                     "because loading such objects can run code",
-                    hint="download the file from the page of its authors",
+                    hint="download the file from its authors' page on the hub",
                 ) from None
             raise _damaged(self.path, RuntimeError(re.split(r"\. |\n", str(e))[0])) from None
         if self.path.suffix == ".pt" and isinstance(loaded, dict):
