@@ -383,7 +383,7 @@ def expected_by_steps(run: RunConfig, videos: int, at_once: int) -> tuple[float,
     shape, executor = Shape(network, network.spec, pipe.layers, False), "native" if fast else "torch"
     step = measure_step(shape, rows, seq, repeats=3, executor=executor).whole
     seconds = load + batches * (tokens * step + pipe.settings.frames * vision_seconds(network, size))
-    return seconds, f"loading {load:.1f} s and {batches * tokens:,} steps of {step * 1e3:.1f} ms, both measured now"
+    return seconds, f"loading {load:.1f} s, then {batches * tokens:,} steps of {step * 1e3:.1f} ms, both measured now"
 
 
 def expected_by_bandwidth(plan: MemoryPlan, tokens: int) -> tuple[float, str]:
