@@ -95,14 +95,12 @@ def _published(row: dict[str, Any]) -> str:
     return _number(least, "g") if most is None else f"{least:g} to {most:g}"
 
 
-def _known(rows: list[dict[str, Any]], held_out: bool) -> str:
-    """Sentences on speeds that nothing is fitted to, of those read before the prediction or after it."""
-    free = [r for r in rows if r["error"] is not None and not r["fitted"] and r["held_out"] == held_out]
-    return (
-        f"We read {len(free)} of the published speeds {'after' if held_out else 'before'} the prediction and fitted "
-        f"nothing to them. For these {len(free)} the median error is {median(abs(r['error']) for r in free):.0%}, and "
-        f"{sum(_inside(r) == 'yes' for r in free)} of the {len(free)} published speeds lie in the predicted range."
-    )
+def _known(rows: list[dict[str, Any]]) -> Iterator[list[Any]]:
+    """Cells on speeds that nothing is fitted to, read before the prediction and after it."""
+    for held_out, when in ((False, "before"), (True, "after")):
+        free = [r for r in rows if r["error"] is not None and not r["fitted"] and r["held_out"] == held_out]
+        error, inside = median(abs(r["error"]) for r in free), sum(_inside(r) == "yes" for r in free)
+        yield [f"read {when} the prediction", len(free), f"{error:.0%}", f"{inside} of {len(free)}"]
 
 
 def _speeds(rows: list[dict[str, Any]]) -> Iterator[list[Any]]:
@@ -111,19 +109,19 @@ def _speeds(rows: list[dict[str, Any]]) -> Iterator[list[Any]]:
         error = _number(r["error"], "+.0%") if r["beyond"] or not r["fitted"] else "-"
         yield [
             *(r["work"], f"`{r['preset']}`", r["model"], r["context"], _number(r["predicted_tokens_per_s"])),
-            *(_range(r), _published(r), error, _inside(r), f"{r['share_of_peak']:.0%}", _number(r["predicted_watts"])),
-            *(_number(r["published_watts"], "g"), _number(r["watts_error"], "+.0%")),
-            *(", ".join(f"`{name}`" for name in r["fitted"]) or "-", "yes" if r["held_out"] else "-", r["source"]),
+            *(_range(r), _published(r), error, _inside(r), f"{r['share_of_peak']:.0%}"),
+            *("yes" if r["fitted"] else "-", "yes" if r["held_out"] else "-", r["source"]),
         ]
 
 
 def _watts(rows: list[dict[str, Any]]) -> Iterator[list[str]]:
-    """Cells of the table of power: of Zynq boards, counted both ways."""
+    """Cells of the table of power: of boards, and of Zynq chips too."""
     for r in rows:
-        if r["published_watts"] and r["chip_watts"]:
-            for way, key, error in (("chip", "chip_watts", "chip_error"), ("board", "predicted_watts", "watts_error")):
+        for way, key, error in (("chip", "chip_watts", "chip_error"), ("board", "predicted_watts", "watts_error")):
+            if r[key]:
                 cells = [_number(r[key]), _number(r["published_watts"], "g"), _number(r[error], "+.0%")]
-                yield [r["work"], f"`{r['preset']}`", way, *cells, "yes" if r["held_out"] else "-"]
+                held_out = "yes" if r["held_out"] and r["published_watts"] else "-"
+                yield [r["work"], f"`{r['preset']}`", r["model"], way, *cells, held_out]
 
 
 def _said(rows: list[dict[str, Any]], key: str) -> dict[str, str]:
@@ -147,20 +145,22 @@ def page(rows: list[dict[str, Any]]) -> str:
         (name, order, f"{emulated:.1%}", f"{formula:.1%}", _number(published, ".1%"), source or "-")
         for name, order, emulated, formula, published, source in streams()
     )
-    names = "work | preset | model | context | tok/s predicted | range | tok/s published | tok/s error | in range | "
-    names += "of peak | W predicted | W published | W error | fitted | held out | source"
+    names = "work | preset | model | context | tok/s predicted | range | tok/s published | error | in range | "
+    names += "share of peak | fitted | held out | source"
+    power = "work | preset | model | power of the | watts predicted | watts published | error | held out"
     tables = {
         "speeds": (names, _speeds(rows)),
-        "watts": ("work | preset | power of the | W predicted | W published | error | held out", _watts(rows)),
+        "known": ("published speeds | number | median error of the prediction | in the predicted range", _known(rows)),
+        "watts": (power, _watts(rows)),
         "unknown": ("work | unpublished parameters", _said(rows, "unknown").items()),
-        "changed": ("work | changed | tok/s predicted | error", changed()),
+        "changed": ("work | change | tok/s predicted | error", changed()),
         "first": ("work | tokens in the prompt | ms predicted | ms published | error", first),
-        "streams": ("part | next burst | share of the peak | by formula | published | source", shares),
+        "streams": ("memory | next burst | emulated share | share by formula | published share | source", shares),
     }
-    text = "\n\n".join(Path(__file__).with_name("records.md").read_text(encoding="utf-8").splitlines())
+    lines = Path(__file__).with_name("records.md").read_text(encoding="utf-8").splitlines()
+    text = "\n\n".join(lines).replace("|\n\n|", "|\n|")
     return text.replace("\n\n- ", "\n- ").format(
         **{key: "\n".join(markdown(header.split(" | "), cells)) for key, (header, cells) in tables.items()},
-        known=f"{_known(rows, False)} {_known(rows, True)}",
         powers=len(powers),
         power_error=median(powers),
         missing="\n".join(f"- {work}: {missing}" for work, missing in _said(rows, "missing").items()),
@@ -173,18 +173,16 @@ def _mhz(value: float, source: str) -> dict[str, Constant]:
 
 _FOUR = Constant(value=4, unit="requests", source="the other end of the range", kind="assumption")
 CHANGED: tuple[tuple[str, str, int, dict[str, dict[str, Any] | None]], ...] = (
-    ("kv260-llama", "a context of 1,024 tokens, the longest published one", 1024, {}),
+    ("kv260-llama", "a context of 1,024 instead of 512 tokens", 1024, {}),
     ("flightllm-u280", "a context of 128 instead of 512 tokens", 128, {}),
-    ("flightllm-u280", "3.5 bits per weight, as published, instead of 4.153", 512, {"format": {"weight_bits": 3.5}}),
+    ("flightllm-u280", "3.5 instead of 4.153 bits per weight", 512, {"format": {"weight_bits": 3.5}}),
     ("flightllm-u280", "keys and values of 16 instead of 8 bits", 512, {"format": {"kv_bits": 16}}),
-    ("flightllm-u280", "no `chain`: all steps overlap with the streams", 512, {"chain": None}),
-    ("flightllm-u280", "four instead of 16 requests in flight per port", 512, {"hbm": {"requests": _FOUR}}),
+    ("flightllm-u280", "no `chain`", 512, {"chain": None}),
+    ("flightllm-u280", "4 instead of 16 requests in flight per port", 512, {"hbm": {"requests": _FOUR}}),
     ("flightllm-u280", "successive bursts in the same bank group", 512, {"hbm": {"order": "rows"}}),
     ("flightllm-u280", "ports at 300 instead of 450 MHz", 512, {"hbm": _mhz(300, "the platform's clock of kernels")}),
-    ("flightllm-u280", "channels at 70 % of their peak, as in its simulator", 512, {"hbm": _mhz(315, "0.7 x 450")}),
-    ("flightllm-u280",
-     "channels at 70 % of their peak, and three cores that together reach 80 % of three times the speed of one core",
-     512, {"hbm": _mhz(252, "0.7 x 0.8 x 450")}),
+    ("flightllm-u280", "channels at 70 % of their peak bandwidth", 512, {"hbm": _mhz(315, "0.7 x 450")}),
+    ("flightllm-u280", "channels at 56 % of their peak bandwidth", 512, {"hbm": _mhz(252, "0.7 x 0.8 x 450")}),
     ("flexllm-u280", "attention on the whole MAC array, no separate scales and no `chain`", 1536,
      {"core": {"attention_array": None}, "hbm": {"scales": None}, "chain": None}),
     ("flexllm-u280", "no separate scales and no `chain`", 1536, {"hbm": {"scales": None}, "chain": None}),

@@ -87,43 +87,45 @@ _PROCESSORS, _LEAKAGE, _SWITCHING = 2.655 + 0.100, 0.604 / 230_400, 1.749 / (193
 flip-flops, block RAM and DSP: a Vivado report of DB-ATCNet on a ZCU106 (ZU7EV, 193,186 LUT, 50 MHz), second hand.
 """
 _HB, _SECOND = "Hummingbird, arXiv 2507.03308", "second hand"
-_EDGE = f"EdgeLLM, arXiv 2407.21325, {_SECOND}; watts of the board, measured"
+_EDGE = f"arXiv 2407.21325, {_SECOND}; power of the board, measured"
 _ALL: tuple[Unknown, ...] = ("requests", "steps")
 _SHORT, _LONGER = (16, 256), (16, 512)
-_DFX = "MICRO 22, prompt of 64 tokens, 64 new tokens, one pass per token"
-_FITTED = "It computes attention heads one after another. The time per head is not published."
-_PROMPT = "No MAC array explains its times to the first token: their quadratic fit has a negative linear term."
-_DATAFLOW = "Its kernels wait for each other, and the number of ports that work at a time is not published."
+_FITTED = (
+    "It computes attention heads one after another. We fitted the time per head and the remaining time of a pass to "
+    "the speeds of one and two cards. The published speeds are for 127 passes (64 prompt tokens and 64 new tokens)."
+)
+_PROMPT = "We fitted this number and the size of the MAC array."
+_DATAFLOW = "The number of memory ports that work at a time is not published."
 POINTS = (
     Point("arXiv 2502.10659", "kv260-llama", LLAMA2_7B, 512, 4.9, 6.57, "DATE 25, arXiv 2502.10659", contexts=(1, 1024),
           unknown=_ALL, luts=78_000),
     Point(
         "FlightLLM", "flightllm-u280", LLAMA2_7B, 512, 55.0, 45.0, "FPGA 24, figure 1, contexts of 128 and 512 tokens",
-        "The number of requests in flight per port is not published. The simulator of the authors assumes that a load "
-        "reaches 70 % of a channel's peak; the memory's timing allows 92 %.",
+        "The number of requests in flight per port is not published. The authors' simulator assumes that a load "
+        "reaches 70 % of a channel's peak bandwidth. According to the memory's timing a load can reach 92 %.",
         contexts=(128, 512), unknown=("requests",)),
     Point("FlexLLM", "flexllm-u280", LLAMA32_1B, 1536, 1024 / 6.94, None,
-          "arXiv 2601.15710, second hand: 1,024 tokens in, 1,024 out", unknown=("scales",)),
-    Point("DFX, one card", "dfx-u280", GPT2_M, 64, 93.1, 45.0, _DFX, _FITTED, steps=127 / 64),
-    Point("DFX, two cards", "dfx-u280", GPT2_M, 64, 146.3, None, _DFX, _FITTED, steps=127 / 64, cards=2),
-    Point("DFX, four cards", "dfx-u280", GPT2_M, 64, 207.6, None, _DFX, _FITTED, steps=127 / 64, cards=4, beyond=True),
+          f"arXiv 2601.15710, {_SECOND}; 1,024 prompt tokens and 1,024 new tokens", unknown=("scales",)),
+    Point("DFX, one card", "dfx-u280", GPT2_M, 64, 93.1, 45.0, "MICRO 22", _FITTED, steps=127 / 64),
+    Point("DFX, two cards", "dfx-u280", GPT2_M, 64, 146.3, None, "MICRO 22", _FITTED, steps=127 / 64, cards=2),
+    Point("DFX, four cards", "dfx-u280", GPT2_M, 64, 207.6, None, "MICRO 22", _FITTED, steps=127 / 64, cards=4,
+          beyond=True),
     Point("CODO", "codo-u280", GPT2_M, 64, 231.5, None, "ISCA 26", f"{_DATAFLOW} {_PROMPT}",
           first=((32, 20.4), (64, 32.6), (128, 110.4))),
     Point("TeLLMe v2", "tellme-kv260", TERNARY, 512, 25.0, 4.8, "a comparison of TeLLMe v2 with PD-Swap", luts=98_303,
-          missing="Its logic limits the speed, and its number of ternary products per cycle is not published."),
-    Point(_HB, "hummingbird-kv260", LLAMA3_8B, 128, 4.8, 3.81, f"{_HB}: abstract; watts from Vivado, {_SECOND}",
+          missing="We fitted the number of ternary products per cycle."),
+    Point(_HB, "hummingbird-kv260", LLAMA3_8B, 128, 4.8, 3.81, f"abstract; power from Vivado, {_SECOND}",
           contexts=_SHORT, unknown=_ALL, held_out=True, luts=26_000),
-    Point(_HB, "hummingbird-zcu104", LLAMA3_8B, 128, 8.6, 7.09, f"{_HB}: abstract; watts estimated, {_SECOND}",
+    Point(_HB, "hummingbird-zcu104", LLAMA3_8B, 128, 8.6, 7.09, f"abstract; power estimated, {_SECOND}",
           contexts=_SHORT, unknown=_ALL, held_out=True, luts=26_000),
-    Point(_HB, "hummingbird-u250", LLAMA3_8B, 128, 19.4, None, f"{_HB}, {_SECOND}", contexts=_SHORT, unknown=_ALL,
-          held_out=True),
+    Point(_HB, "hummingbird-u250", LLAMA3_8B, 128, 19.4, None, _SECOND, contexts=_SHORT, unknown=_ALL, held_out=True),
     Point("llama-fpga", "llama-fpga-u250", LLAMA2_7B, 128, 18.0, None, "README of github.com/adamgallas/llama-fpga",
           contexts=_SHORT, unknown=_ALL, held_out=True, most=19.0),
     Point("EdgeLLM", "edgellm-vcu128", GLM_6B, 256, 90.0, 56.86, _EDGE, contexts=_LONGER, unknown=_ALL, held_out=True),
     Point("EdgeLLM", "edgellm-vcu128", QWEN_7B, 256, 42.5, None, _EDGE, contexts=_LONGER, unknown=_ALL, held_out=True,
           most=69.4),
-    Point("StreamTensor", "streamtensor-u55c", GPT2_M, 64, 199.5, None, f"StreamTensor, arXiv 2509.13694, {_SECOND}",
-          _DATAFLOW, held_out=True, most=229.6),
+    Point("StreamTensor", "streamtensor-u55c", GPT2_M, 64, 199.5, None, f"arXiv 2509.13694, {_SECOND}",
+          f"{_DATAFLOW} We use the number of CODO.", held_out=True, most=229.6),
 )  # fmt: skip
 
 
