@@ -137,7 +137,7 @@ def test_neighbours_with_short_prompts_take_no_sinks_from_a_video() -> None:
 
 def test_kernels_that_do_not_go_are_refused() -> None:
     model, codes = tiny_model(), _codes(2, 2)
-    for kernels, word in (("graph", "cuda"), ("native", "observer"), ("numba", "unknown")):
+    for kernels, word in (("graph", "cuda"), ("native", "results of each block"), ("numba", "unknown")):
         decode = Decode.of(
             model, PROMPTS, DecodeSettings(2, SamplingSettings(cfg=2.0), executor=kernels), codes.float()
         )

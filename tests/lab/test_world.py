@@ -251,7 +251,7 @@ def test_what_a_prompt_leaves_open_is_drawn_from_the_seed() -> None:
 
 
 def test_unknown_words_have_near_ones() -> None:
-    assert "near: triangle" in mini_tokenizer().notices("a red triange", "mini")[0]
+    assert "similar known words: triangle" in mini_tokenizer().notices("a red triange", "mini")[0]
     [duck, thing] = mini_tokenizer().notices("a yellow duck on the sea", "mini")
     assert duck.endswith("does not know 'duck' and ignores it")
     assert thing == "the prompt names none of ball, box, triangle, star, car, boat; the seed chooses what 'mini' draws"

@@ -70,7 +70,7 @@ def test_other_parts_of_a_clip(tmp_path: Path, changes: dict[str, int], frames: 
     ("count", "changes", "why"),
     [
         (5, {}, "has 5 frames, expected 9 context frames"),
-        (14, {"start": 8}, "has 14 frames, expected 17 for 9 frames from index 8"),
+        (14, {"start": 8}, "has 14 frames, expected 17 to read 9 of them from index 8"),
         (14, {"whole": True}, "has 14 frames, expected 33$"),
         (1, {"whole": True}, "has 1 frame, expected 33$"),
     ],
