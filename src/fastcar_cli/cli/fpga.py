@@ -34,7 +34,7 @@ def fpga(
     spread: Literal["eligible", "all"] = typer.Option(
         "eligible", help="Passes in which random decisions may replay: eligible (after the first frame), or all."
     ),
-    pair_correlation: float = typer.Option(0.0, help="Probability that a pair of rows decides as one.", min=0, max=1),
+    pair_correlation: float = typer.Option(0.0, help="Probability that the rows of a pair decide alike.", min=0, max=1),
     profile: Literal["flat", "valley"] = typer.Option(
         "flat", help="How the random replay ratio varies over the layers: flat, or valley (lowest in the middle)."
     ),

@@ -55,7 +55,7 @@ class GenerationKeys(Section):
     frames: int | None = setting(None, "number of frames, context frames included", by_model=True, common=True, ge=1)
     context: int | None = setting(None, "number of input frames to continue from: 1 or 9", by_model=True, ge=1)
     context_policy: choices.ContextPolicy | None = setting(
-        None, "with a full context, stop refuses more frames; roll restarts from the last frames", by_model=True
+        None, "for videos longer than the context: stop refuses them; roll restarts from the last frames", by_model=True
     )
     size: str | None = setting(None, "frame size WIDTHxHEIGHT, if the model has several", by_model=True, pattern=SIZES)
     seed: int | None = setting(None, "seed of the first video", unset="random, printed", common=True, ge=0, lt=2**63)
@@ -105,14 +105,14 @@ class ReplayKeys(Section):
     controller: choices.Controller = setting("layer", "layer: one tau per layer; global: one tau for all", flag=None)
     score: choices.Score = setting("tas", "score to compare with tau; tas: temporal attention score", common=True)
     tas: choices.TasDefinition | None = setting(
-        None, "attention: TAS of queries after rotary embedding; released: TAS of queries before it", by_model=True
+        None, "queries of the score TAS: after rotary embedding (attention) or before it (released)", by_model=True
     )
-    gate: choices.Gate | None = setting(None, "row: a guided video's rows decide alone; pair: jointly", by_model=True)
+    gate: choices.Gate | None = setting(None, "row: a guided video's rows decide alone; pair: together", by_model=True)
     max_age: int | None = setting(
         None, "maximum number of consecutive replays of one MLP output", flag="--max-replay-age", unset="no limit", ge=1
     )
     first_frame: int = setting(0, "index of the first decoded frame that may replay, counted from 0", flag=None, ge=0)
-    eligible: choices.Eligible = setting("codes", "tokens whose MLPs may replay; all includes delimiters", flag=None)
+    eligible: choices.Eligible = setting("codes", "tokens that may replay: codes; or all, with delimiters", flag=None)
 
     @field_validator("ratio", mode="after")
     @classmethod
@@ -136,9 +136,9 @@ class DraftKeys(Section):
 
     kind: choices.Draft | None = setting(
         None,
-        "speculative decoding: the same video in fewer passes. frame drafts the previous frame's codes; jacobi drafts "
-        "the codes that the last pass sampled but discarded, then the previous frame's codes; auto uses jacobi with "
-        "the draft length that is fastest on this machine",
+        "speculative decoding: the same video in fewer passes. frame: drafts are the previous frame's codes; jacobi: "
+        "drafts are the discarded samples of the last pass, then the previous frame's codes; auto: jacobi with the "
+        "draft length that is fastest on this machine",
         flag="--draft",
         unset="auto; off in sweep and profile",
         common=True,

@@ -16,7 +16,7 @@ def broadcast(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Compare emulated cores that share one stream of weights with cores that each read their own."""
+    """Compare emulated cores that share one stream of weights with cores that each read their own stream."""
     from fastcar_lab.accelerator.broadcast import tables
 
     for line in tables(presets or ()):
@@ -62,7 +62,7 @@ def rtl_decoded(
     seed: Annotated[int, typer.Option(help="Seed of the random codes.", min=0)] = 0,
     debug: Debug = False,
 ) -> None:
-    """Run the MLPs of a decode in the SystemVerilog arithmetic, and check that every number is equal."""
+    """Run the MLPs of a decode in SystemVerilog, and check that all numbers equal those of the decode."""
     from fastcar_fpga.preset import load_preset
     from fastcar_lab.accelerator.decoded import hold
 

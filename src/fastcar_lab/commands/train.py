@@ -57,7 +57,7 @@ def train(
     ] = "bfloat16",
     rate: Annotated[float, typer.Option(help="Learning-rate factor; use about 0.3 with --model.", min=0.001)] = 1.0,
     compile_: Annotated[
-        bool, typer.Option("--compile", help="Fuse the training pass with torch.compile; needs a C++ compiler.")
+        bool, typer.Option("--compile", help="Compile training steps with torch.compile; needs a C++ compiler.")
     ] = False,
     workers: Annotated[
         int, typer.Option(help="Processes that prepare table's batches; no effect on results.", min=0, max=1024)

@@ -169,7 +169,7 @@ def replay_plot(
     output: Plot,
     debug: Debug = False,
 ) -> None:
-    """Plot the share of correct videos and PSNR over the replay ratio, before and after training stage replay."""
+    """Plot the share of correct videos and PSNR over the replay ratio, before and after the replay stage."""
     from fastcar_cli.system.plain_data import parse_json
     from fastcar_lab.figures.curves import draw_plot
 
