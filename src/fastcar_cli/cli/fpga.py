@@ -28,17 +28,17 @@ def fpga(
     rows: int = typer.Option(16, help="Rows of the batch, at most 32.", min=1, max=32),
     frames: int = typer.Option(8, help="Number of frames of the video.", min=1, max=4096),
     prompt_tokens: int = typer.Option(100, help="Number of tokens of the prompt.", min=1, max=2**20),
-    replay: str = typer.Option("0,0.2,0.5,0.8", help="Replay ratios of random decisions, as shares of all MLPs."),
+    replay: str = typer.Option("0,0.2,0.5,0.8", help="Without FILE: replay ratios, as shares of all MLPs."),
     *,
     flags: Flags,
     spread: Literal["eligible", "all"] = typer.Option(
-        "eligible", help="Passes in which random decisions may replay: eligible (after the first frame), or all."
+        "eligible", help="Passes in which MLPs may replay: eligible (after the first frame), or all."
     ),
-    pair_correlation: float = typer.Option(0.0, help="Probability that the rows of a pair decide alike.", min=0, max=1),
+    pair_correlation: float = typer.Option(0.0, help="Probability that a guided video's rows agree.", min=0, max=1),
     profile: Literal["flat", "valley"] = typer.Option(
         "flat", help="How the random replay ratio varies over the layers: flat, or valley (lowest in the middle)."
     ),
-    seed: int = typer.Option(0, help="Seed of random decisions.", min=0, max=2**63 - 1),
+    seed: int = typer.Option(0, help="Without FILE: seed of random replay.", min=0, max=2**63 - 1),
     table: bool = typer.Option(False, "--table", help="Compare emulated figures with the published ones."),
     drafts: bool = typer.Option(
         False, "--drafts", help="Print the speedup from drafts on VILA-U 7B. With --drafts the default of --rows is 2."
