@@ -105,7 +105,7 @@ class ReplayKeys(Section):
     controller: choices.Controller = setting("layer", "layer: one tau per layer; global: one tau for all", flag=None)
     score: choices.Score = setting("tas", "score to compare with tau; tas: temporal attention score", common=True)
     tas: choices.TasDefinition | None = setting(
-        None, "queries of the score TAS: after rotary embedding (attention) or before it (released)", by_model=True
+        None, "attention: the score TAS uses queries after rotary embedding; released: before it", by_model=True
     )
     gate: choices.Gate | None = setting(None, "row: a guided video's rows decide alone; pair: together", by_model=True)
     max_age: int | None = setting(

@@ -20,7 +20,7 @@ def rtl(
         int | None, typer.Option(help="Run only this many passes from the start of the trace. [default: all]", min=1)
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Compare with the emulator; exit with 1 on a difference.")
+        bool, typer.Option("--check", help="Compare the RTL with the emulator; exit with 1 on a difference.")
     ] = False,
     synth: Annotated[bool, typer.Option("--synth", help="Estimate the required FPGA resources with yosys.")] = False,
     saif: Annotated[bool, typer.Option("--saif", help="Write switching activity for the FPGA vendor's tool.")] = False,
