@@ -174,7 +174,7 @@ def test_what_is_changed_is_said_once(folder: Path, run: Run) -> None:
     Path("moves.json").write_text(json.dumps([[9.0, *row[1:]] for row in MOVES.tolist()]))
     said = run(*[word for word in begun if word != "--json"]).stderr
     assert said.count("64x64 frames are stretched to 80x64") == 1
-    assert said.count("3 action values exceed the model's ranges and are clipped, in: base_displacement_vector") == 1
+    assert said.count("3 action values (base_displacement_vector) exceed the model's ranges and are clipped") == 1
 
 
 def test_fewer_frames_than_the_context_are_refused(folder: Path, run: Run) -> None:

@@ -199,7 +199,7 @@ def test_another_configuration_is_refused_with_the_difference(ask: list[object],
         (["--frames", "3"], "generation.frames is 4 in that sweep and 3 in this"),
         (["--set", "sampling.temperature=0.5"], "sampling.temperature"),
         (["--metrics", "psnr"], "metrics is 'psnr,temporal'"),
-        (["--model", tiny_folder(tmp_path / "other", seed=1)], "model weights has other contents"),
+        (["--model", tiny_folder(tmp_path / "other", seed=1)], "contents of model weights differ"),
     ):
         done = sweep(*ask, *change, "-o", whole)
         assert isinstance(done.exception, RequestError) and said in str(done.exception), done.exception

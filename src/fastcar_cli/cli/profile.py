@@ -191,7 +191,7 @@ def show(document: dict[str, Any]) -> None:
 def _length(model: str, length: dict[str, Any]) -> Table:
     names = [name for name in _COLUMNS if (name == "Mcycles") == ("step_cycles" in length)]
     title = f"{model}, one step at {length['seq']:,} tokens of context: {length['step_ms']:.2f} ms"
-    table = columns(title, "module", "ms", "share", *names, caption="floor ms: lower bound of ms" * (len(names) > 1))
+    table = columns(title, "module", "ms", "share", *names, caption="floor ms: shortest possible ms" * (len(names) > 1))
     for name, module in length["modules"].items():
         row = [name.replace("_", " "), f"{module['ms']:,.3f}", f"{module['share']:.1%}"]
         for key, unit, digits in map(_COLUMNS.__getitem__, names):
@@ -223,7 +223,7 @@ def _drafts(drafts: dict[str, Any]) -> Table:
         f"drafts at {drafts['seq']:,} tokens of context: passes of W tokens per video, {drafts['kernels']}",
         *("W", "ms", "times one", "pay from", "beat replay from"),
         caption="times one: time of the pass / time for W = 1. pay from: lowest share of accepted drafts at which "
-        "decoding with W is faster than with W = 1. beat replay from: lowest share at which it is faster than with "
+        "decoding with W is faster than with W = 1. beat replay from: lowest such share at which decoding with W beats "
         f"replay ratio {drafts['replay_ratio']:.0%} (speedup {drafts['replay_speedup']:.2f}x).",
     )
     for line in drafts["windows"]:

@@ -116,7 +116,7 @@ def sweep(ctx: typer.Context, asked: SweepOptions, flags: Flags) -> None:
                 session.run(store, partial(bar.advance, bar.add_task("sweep", total=session.left(store))))
         except KeyboardInterrupt as e:
             done, rest = len(store.cells), session.left(store)
-            note(terminal, f"{done} cells are saved; rerun the command for the {rest} decodes left", "stopped")
+            note(terminal, f"{done} cells are saved; rerun the command to resume ({rest} decodes are left)", "stopped")
             raise typer.Exit(status(e)) from None
         results, written, notes = session.finish(store)
     for text in notes:

@@ -55,7 +55,7 @@ class GenerationKeys(Section):
     frames: int | None = setting(None, "number of frames, context frames included", by_model=True, common=True, ge=1)
     context: int | None = setting(None, "number of input frames to continue from: 1 or 9", by_model=True, ge=1)
     context_policy: choices.ContextPolicy | None = setting(
-        None, "for videos longer than the context: stop refuses them; roll restarts from the last frames", by_model=True
+        None, "videos above the model's length: stop refuses them, roll restarts from the last frames", by_model=True
     )
     size: str | None = setting(None, "frame size WIDTHxHEIGHT, if the model has several", by_model=True, pattern=SIZES)
     seed: int | None = setting(None, "seed of the first video", unset="random, printed", common=True, ge=0, lt=2**63)
@@ -79,7 +79,7 @@ class SamplingKeys(Section):
         None, "sampling temperature; 0 always selects the most likely code", by_model=True, common=True, ge=0, le=1000
     )
     top_k: int | None = setting(None, "sample from the k most likely codes; 0 samples from all", by_model=True, ge=0)
-    top_p: float | None = setting(None, "nucleus sampling: total probability of the codes", by_model=True, gt=0, le=1)
+    top_p: float | None = setting(None, "nucleus sampling: cumulative probability", by_model=True, gt=0, le=1)
     first_frame_top_p: float | None = setting(None, "top_p for the first frame", flag=None, by_model=True, gt=0, le=1)
 
     @field_validator("temperature", mode="after")
@@ -107,12 +107,12 @@ class ReplayKeys(Section):
     tas: choices.TasDefinition | None = setting(
         None, "attention: the score TAS uses queries after rotary embedding; released: before it", by_model=True
     )
-    gate: choices.Gate | None = setting(None, "row: a guided video's rows decide alone; pair: together", by_model=True)
+    gate: choices.Gate | None = setting(None, "guided rows replay each alone (row) or together (pair)", by_model=True)
     max_age: int | None = setting(
         None, "maximum number of consecutive replays of one MLP output", flag="--max-replay-age", unset="no limit", ge=1
     )
     first_frame: int = setting(0, "index of the first decoded frame that may replay, counted from 0", flag=None, ge=0)
-    eligible: choices.Eligible = setting("codes", "tokens that may replay: codes; or all, with delimiters", flag=None)
+    eligible: choices.Eligible = setting("codes", "may replay: only codes (codes), or delimiters too (all)", flag=None)
 
     @field_validator("ratio", mode="after")
     @classmethod

@@ -161,4 +161,4 @@ def _clipped(clip: Clip | TokenisedClip, parts: Sequence[ActionPart]) -> list[st
     if not outside.any():
         return []
     found = ", ".join(dict.fromkeys(name for name, out in zip(names, outside.T, strict=True) if out.any()))
-    return [f"{clip.name}: {int(outside.sum()):,} action values exceed the model's ranges and are clipped, in: {found}"]
+    return [f"{clip.name}: {int(outside.sum()):,} action values ({found}) exceed the model's ranges and are clipped"]

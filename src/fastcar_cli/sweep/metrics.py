@@ -15,7 +15,7 @@ from fastcar_cli.media.metrics import GAUSS, SSIM_WINDOW, Images, load_lpips, ms
 from fastcar_cli.sweep.grid import parse_names
 
 KEYS = {"psnr": "psnr_db", "ssim": "ssim", "ms-ssim": "ms_ssim", "temporal": "temporal", "lpips": "lpips"}
-"""Names on the command line and keys in results, which store `fidelity` separately."""
+"""Keys in results by name on the command line. Results store `fidelity` separately."""
 NAMES = (*KEYS, "fidelity")
 DEFAULT = ("psnr", "ssim", "ms-ssim", "temporal", "fidelity")
 _Kind = Callable[[Images, Images], Sequence[float | None]]

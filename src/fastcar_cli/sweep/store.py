@@ -135,7 +135,7 @@ class Store:
             if was == now or (key == "backend.preset" and "absent" in (was, now)):
                 continue
             other = key in ("model weights", "lpips weights", "backend.preset")
-            differs = f"{key} has other contents" if other else f"{key} is {was!r} in that sweep and {now!r} in this"
+            differs = f"contents of {key} differ" if other else f"{key} is {was!r} in that sweep and {now!r} in this"
             hint = "name a new folder, or use the configuration of that sweep"
             raise RequestError(f"{self.folder}: holds a sweep of another configuration: {differs}", hint=hint)
         return before

@@ -151,7 +151,7 @@ class DecoderPass:
         rows, tokens = len(start), len(table)
         decoder = _decoder(blocks, heads, kv_heads, rows, cast(Tensor, caches["keys"]).dtype)
         if most < 1 or not 1 <= rows * most <= MOST_ROWS or (pairs and rows % 2):
-            raise ValueError(f"{rows} rows of {most} tokens: expected 1 to {MOST_ROWS} in all, an even number in pairs")
+            raise ValueError(f"{rows} rows x {most} tokens: expected 1 to {MOST_ROWS} tokens, and even rows for pairs")
         _caches(decoder, caches)
         slots, aligned_slots, older_slots = decoder.slots, decoder.aligned_slots, decoder.older_slots
         angles = (tokens, cos.shape[1], decoder.head_width)

@@ -53,9 +53,9 @@ class CausalVideoSpec:
         if 2**self.steps != self.patch:
             raise ValueError(f"patch {self.patch} is not a power of two")
         if not (self.levels and self.down and self.up and all(level.widths for level in (*self.down, *self.up))):
-            raise ValueError("expected at least one level, and blocks in each")
+            raise ValueError("expected `levels`, `down` and `up` with entries, and widths in each of `down` and `up`")
         if min(self.levels) < 2:
-            raise ValueError(f"levels are {list(self.levels)}, expected at least 2 values per dimension")
+            raise ValueError(f"levels are {list(self.levels)}, expected at least 2 in each dimension")
 
     @property
     def steps(self) -> int:
