@@ -107,12 +107,12 @@ class ReplayKeys(Section):
     tas: choices.TasDefinition | None = setting(
         None, "attention: the score TAS uses queries after rotary embedding; released: before it", by_model=True
     )
-    gate: choices.Gate | None = setting(None, "guided rows replay each alone (row) or together (pair)", by_model=True)
+    gate: choices.Gate | None = setting(None, "whether a guided video's rows replay alone or together", by_model=True)
     max_age: int | None = setting(
         None, "maximum number of consecutive replays of one MLP output", flag="--max-replay-age", unset="no limit", ge=1
     )
     first_frame: int = setting(0, "index of the first decoded frame that may replay, counted from 0", flag=None, ge=0)
-    eligible: choices.Eligible = setting("codes", "may replay: only codes (codes), or delimiters too (all)", flag=None)
+    eligible: choices.Eligible = setting("codes", "tokens that may replay: codes, or codes and delimiters", flag=None)
 
     @field_validator("ratio", mode="after")
     @classmethod

@@ -93,7 +93,7 @@ class Worker:
         """Yield the cells of a task in turn, each as soon as it is done."""
         reference = task.reference
         for cell in task.cells:
-            with memory_errors(("to use less memory, reduce ", Key("frames"), "; finished cells are saved")):
+            with memory_errors(("to use less memory, reduce ", Key("frames"), "; finished videos are saved")):
                 self.warm_up(cell)
                 pipe = self.pipe(cell)
                 (video,) = pipe.videos(*self.inputs(cell))
