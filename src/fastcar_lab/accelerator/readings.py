@@ -88,7 +88,7 @@ def best(limit: float) -> Iterator[Reading]:
 
 def lines(limit: float) -> Iterator[str]:
     """A table of the docs."""
-    yield "| cores | rows | whole pairs | pair decides | largest of seven | last latency | required ratio | rest, ms |"
+    yield "| cores | rows | whole pairs | pair decides | largest error | last error | required ratio | rest, ms |"
     yield "|---|---|---|---|---|---|---|---|"
     for r in best(limit):
         pairs, decides = "yes" if r.rows % 2 == 0 else "no", "together" if r.together else "separately"
