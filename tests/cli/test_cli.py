@@ -319,7 +319,7 @@ def test_missing_kernels_are_a_note_before_the_decode(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     command = ["generate", PROMPT, "--seed", "1", "--frames", "1", "-o", "a.gif", "--json"]
     done = CliRunner().invoke(app, command)
-    said = "note: decoding in plain torch, many times slower than in native kernels: the native kernels are not built"
+    said = "decoding in plain torch, which is many times slower than native kernels: the native kernels are not built"
     assert said in done.stderr
     assert json.loads(done.stdout)["kernels"]["name"] == "torch"
     assert said not in CliRunner().invoke(app, [*command, "--force", "--set", "runtime.executor=torch"]).stderr

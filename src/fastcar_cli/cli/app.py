@@ -23,7 +23,7 @@ from fastcar_cli.system.signals import status, stop_on_signals
 
 COMMANDS = {
     "generate": ("generate:generate", "Generate videos from prompts, or continue input frames."),
-    "convert": ("convert:convert", "Quantize a model into a folder that loads in a second; rerun to resume."),
+    "convert": ("convert:convert", "Quantize a model into a folder that loads within a second; rerun to resume."),
     "profile": ("profile:profile", "Time a decode step by module and context length, or a whole video with --decode."),
     "sweep": ("sweep:sweep", "Measure speed and quality over thresholds, prompts and seeds; rerun to resume."),
     "play": ("play:play", "Steer a video during decoding, on a local web page; fastcar saves the session."),

@@ -35,7 +35,7 @@ def convert(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Quantize a model into a folder that loads in a second; rerun to resume."""
+    """Quantize a model into a folder that loads within a second; rerun to resume."""
     from fastcar_cli.checkpoints.memory_plan import gib
     from fastcar_cli.convert.calibrate import Calibration
     from fastcar_cli.convert.convert import Conversion, Source, check_folder, padded, target_format

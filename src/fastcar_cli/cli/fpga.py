@@ -25,23 +25,23 @@ def fpga(
     trace: Path | None = typer.Argument(None, metavar="[FILE]", help="File that `generate --trace` saved."),
     preset: Accelerator = None,
     model: str = typer.Option("vila-u-7b", help=f"Model to emulate without FILE: {MODELS}.", autocompletion=a_model),
-    rows: int = typer.Option(16, help="Rows of the batch, at most 32.", min=1, max=32),
+    rows: int = typer.Option(16, help="Number of rows (sequences) in the batch, at most 32.", min=1, max=32),
     frames: int = typer.Option(8, help="Number of frames of the video.", min=1, max=4096),
     prompt_tokens: int = typer.Option(100, help="Number of tokens of the prompt.", min=1, max=2**20),
     replay: str = typer.Option("0,0.2,0.5,0.8", help="Without FILE: replay ratios, as shares of all MLPs."),
     *,
     flags: Flags,
     spread: Literal["eligible", "all"] = typer.Option(
-        "eligible", help="Passes in which MLPs may replay: eligible (after the first frame), or all."
+        "eligible", help="Passes in which random MLPs replay: eligible (those after the first frame), or all."
     ),
-    pair_correlation: float = typer.Option(0.0, help="Probability that a guided video's rows agree.", min=0, max=1),
+    pair_correlation: float = typer.Option(0.0, help="Probability that paired rows share a decision.", min=0, max=1),
     profile: Literal["flat", "valley"] = typer.Option(
         "flat", help="How the random replay ratio varies over the layers: flat, or valley (lowest in the middle)."
     ),
     seed: int = typer.Option(0, help="Without FILE: seed of random replay.", min=0, max=2**63 - 1),
-    table: bool = typer.Option(False, "--table", help="Compare emulated figures with the published ones."),
+    table: bool = typer.Option(False, "--table", help="Compare emulated figures with the FastCar paper's."),
     drafts: bool = typer.Option(
-        False, "--drafts", help="Print the speedup from drafts on VILA-U 7B. With --drafts the default of --rows is 2."
+        False, "--drafts", help="Print the emulated speedup from drafts for VILA-U 7B; the default of --rows is then 2."
     ),
     explain: bool = typer.Option(False, "--explain", help="Print how one layer's cycles and joules add up."),
     report: Path | None = typer.Option(None, help="Folder for CSV files of cycles, bandwidth and energy."),
@@ -117,7 +117,7 @@ def _summary(documents: list[dict[str, Any]], work: Any) -> None:
         left=0,
         caption="J: board power x time. J act.: energy of all activities. dense: speedup over decoding without replay "
         "and DRS (dynamic resource scheduling). static: speedup over replay without DRS. ideal: value of dense if all "
-        "cores did equal work. busy: mean share of a core's cycles with busy MACs. DRS: share of cycles that DRS adds.",
+        "cores did equal work. busy: mean share of cycles with busy MACs. DRS: share of cycles that DRS adds.",
     )
     for d in documents:
         cost = (_short(d["cycles"]), f"{d['latency_s']:.4g}", _short(d["energy_j"]), _short(d["energy_activity_j"]))
@@ -127,11 +127,11 @@ def _summary(documents: list[dict[str, Any]], work: Any) -> None:
     if first["window"] == 1:
         return
     shown = columns(
-        f"cost of one final token per video; the file has {work.steps / first['passes']:.2f} tokens per pass",
+        f"cost of one final token of every video; the file has {work.steps / first['passes']:.2f} tokens per pass",
         *("", "cycles", "ms", "mJ", "mJ act.", "against dense"),
         left=0,
-        caption="Lines dense and replay: one token per pass. Lines drafts (without replay) and both (with replay): "
-        "the passes of the file. Column against dense: speedup over line dense.",
+        caption="Lines dense and replay: one token per pass. Lines drafts (no replay) and both (drafts and replay): "
+        "the passes that the file contains. Column against dense: speedup over line dense.",
     )
     costs = first["per_token"]
     for kind, cost in costs.items():

@@ -177,7 +177,7 @@ def _notes_on(pipe: VideoPipeline) -> list[str]:
         notes.append("--gate pair has no effect, because a video without guidance (--cfg 1) has only one row")
     wanted = pipe.settings.executor == "auto" and pipe.model.network.device.type == "cpu"
     if wanted and pipe.config.backend.name == "torch" and (why := native.unavailable()) is not None:
-        notes.append(f"decoding in plain torch, many times slower than in native kernels: {why}")
+        notes.append(f"decoding in plain torch, which is many times slower than native kernels: {why}")
     if (repository := repository_of(model)) is not None:
         notes.append(licence(model, repository))
     return notes
@@ -305,6 +305,6 @@ def _table(document: dict[str, Any], plan: Any) -> None:
     )
     if document["expected_s"] is not None:
         bound = "at least" if "GB/s" in document["expected_from"] else "at most"
-        more = "less with replay or drafts" if bound == "at most" else "plus prompt and pixels"
+        more = "replay or drafts take less" if bound == "at most" else "plus prompt and pixels"
         table.add_row("time", f"{bound} {document['expected_s']:.1f} s ({document['expected_from']}; {more})")
     Results().print(table)

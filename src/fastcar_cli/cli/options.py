@@ -112,7 +112,7 @@ class GenerateOptions(VideoOptions):
     text_embedding: Path | None = typer.Option(
         None, metavar="FILE", help="File (.npy, .pt, ...) with a text encoder's output, up to 512 vectors."
     )
-    from_: Path | None = typer.Option(None, "--from", help="Reproduce a video from the recipe in its file.")
+    from_: Path | None = typer.Option(None, "--from", help="Reproduce a video from the recipe (settings) in its file.")
     continued: Path | None = typer.Option(
         None, "--continue", metavar="FILE", help="Add `--frames` frames to this video. [default: as many as it has]"
     )

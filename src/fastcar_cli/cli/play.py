@@ -42,7 +42,7 @@ def play(
     steps: str | None = typer.Option(
         None, "--actions", metavar="FILE", help="Read actions from this file, or from standard input (-)."
     ),
-    frames: str = typer.Option("none", "--frames", help="What --json adds to each frame's line: none, png or codes."),
+    frames: str = typer.Option("none", "--frames", help="Form of the frames that --json prints: none, png or codes."),
     terminal: bool = typer.Option(False, "--terminal", help="Play in the terminal."),
     output: str | None = typer.Option(
         None, "-o", "--output", help="File (.mp4, .gif) for the session. [default: named after the model]"
@@ -202,7 +202,7 @@ def _summary(report: dict[str, Any]) -> None:
         return ", ".join(f"{name} {1000 * value:.0f} ms" for name, value in of.items() if value is not None)
 
     table = facts(f"{report['model']}, seed {report['seed']}")
-    table.add_row("frames", f"{report['steps']} decoded, {report['hit_share']:.0%} of them ahead with the right action")
+    table.add_row("frames", f"{report['steps']} decoded, {report['hit_share']:.0%} of them ahead for the right action")
     if report["steps"]:
         table.add_row("per step", f"{seconds(report['seconds'])}, {report['tokens_per_pass']:.1f} tokens per pass")
     if waits := seconds(report.get("key_to_frame", {})):

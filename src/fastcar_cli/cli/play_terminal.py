@@ -46,7 +46,7 @@ def play_here(session: PlaySession) -> None:
     keys = "p pauses, . decodes one frame, r restarts, q ends"
     help_ = f"arrows or WASD steer, space stops, {keys}"
     if session.size != 2:
-        help_ = f"1 to {session.size} choose a number of the action, arrows change it, space sets all to 0, {keys}"
+        help_ = f"1 to {session.size} select one of the action's numbers, arrows change it, space sets all to 0, {keys}"
     rest, words = session.steered.rest, session.steered.words
     help_ = f"{words}, space stops, {keys}" if words else help_
     action, paused, once, due = [*rest], False, False, time.monotonic()
@@ -87,7 +87,7 @@ def play_here(session: PlaySession) -> None:
                     preview.add(session.step(action)[0])
                     due = max(due + 1 / session.pipe.fps, time.monotonic())
                     numbers = session.statistics()
-                    said = f"frame {session.decoded}, {numbers['hit_share']:.0%} decoded ahead, action {action}"
+                    said = f"frame {session.decoded}, {numbers['hit_share']:.0%} of all decoded ahead, action {action}"
                     live.update(Group(preview, Text(said), Text(help_)), refresh=True)
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

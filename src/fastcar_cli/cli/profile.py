@@ -23,22 +23,22 @@ from fastcar_cli.system.files import read_text, write_whole
 @options("model", "runtime.device", "runtime.threads", "runtime.executor")
 def profile(
     ctx: typer.Context,
-    seq: str | None = typer.Option(None, help="Context lengths, such as 2k,8192. [default: 2k,4k,8k]"),
+    seq: str | None = typer.Option(None, help="Context lengths in tokens, such as 2k,8192. [default: 2k,4k,8k]"),
     rows: int | None = typer.Option(
-        None, help="Rows of the batch; a guided video has two. [default: the rows of one video]", min=1, max=256
+        None, help="Rows (sequences) in the batch; a guided video has two. [default: one video's rows]", min=1, max=256
     ),
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = typer.Option(
         "auto", help="Format of the weights: auto, float32, bfloat16 or float16."
     ),
     *,
     flags: Flags,
-    repeats: int = typer.Option(5, help="Timed steps per measurement.", min=1, max=10**6),
-    replay_ratio: float = typer.Option(0.8, help="Replay ratio in the comparison of drafts and replay.", min=0, max=1),
+    repeats: int = typer.Option(5, help="Number of timed steps per measurement.", min=1, max=10**6),
+    replay_ratio: float = typer.Option(0.8, help="Replay ratio to compare drafts with.", min=0, max=1),
     backend: choices.Backend = typer.Option("torch", help="Backend: torch, or fpga-sim for emulated cycles."),
     fpga: Accelerator = None,
     decode: str | None = typer.Option(None, metavar="PROMPT", help="Profile a whole video of this prompt."),
-    tau: str = typer.Option("-2", help="Replay threshold of the video of --decode."),
-    seed: int = typer.Option(0, help="Seed of the video of --decode.", min=0, max=2**63 - 1),
+    tau: str = typer.Option("-2", help="Replay threshold for --decode."),
+    seed: int = typer.Option(0, help="Seed of the video for --decode.", min=0, max=2**63 - 1),
     save: Path | None = typer.Option(None, help="Save the result to this JSON file."),
     compare: Path | None = typer.Option(None, help="Compare with the times in this file, which --save wrote."),
     dry: bool = typer.Option(False, "--dry-run", help="Print required memory and number of layers; measure nothing."),
@@ -155,15 +155,15 @@ def show(document: dict[str, Any]) -> None:
         out.print(
             f"measured: copies {machine['copy_gb_s']:.1f} GB/s (read + write), reads {machine['read_gb_s']:.1f} GB/s, "
             f"{machine['dtype']} matrix products {machine['matrix_gflop_s']:,.0f} GFLOP/s; torch {machine['torch']}, "
-            f"clock {machine['clock']}"
+            f"timer {machine['clock']}"
         )
     if "executor" in document:
-        out.print(f"steps in {document['executor']['why']}")
+        out.print(f"the steps ran in {document['executor']['why']}")
     layers = document.get("layers")
     if layers and layers["measured"] != layers["scaled_to"]:
         out.print(
-            f"measured with {layers['measured']} layers of true width and random weights; attention, MLP and "
-            f"TAS are scaled to {layers['scaled_to']} layers; other times are not scaled",
+            f"measured with {layers['measured']} layers of full width with random weights; attention, MLP and "
+            f"TAS times are scaled to {layers['scaled_to']} layers; other times are not",
             style="yellow",
         )
     for length in document["lengths"]:
@@ -191,7 +191,7 @@ def show(document: dict[str, Any]) -> None:
 def _length(model: str, length: dict[str, Any]) -> Table:
     names = [name for name in _COLUMNS if (name == "Mcycles") == ("step_cycles" in length)]
     title = f"{model}, one step at {length['seq']:,} tokens of context: {length['step_ms']:.2f} ms"
-    table = columns(title, "module", "ms", "share", *names, caption="floor ms: shortest possible ms" * (len(names) > 1))
+    table = columns(title, "module", "ms", "share", *names, caption="floor ms: lower bound of ms" * (len(names) > 1))
     for name, module in length["modules"].items():
         row = [name.replace("_", " "), f"{module['ms']:,.3f}", f"{module['share']:.1%}"]
         for key, unit, digits in map(_COLUMNS.__getitem__, names):
@@ -206,12 +206,12 @@ def _length(model: str, length: dict[str, Any]) -> Table:
 
 
 def _replay(replay: dict[str, Any], rows: int) -> Table:
-    measured = f"Measured speedup if all replay: {replay['measured_all_replayed']:.2f}x."
+    measured = f"Measured speedup if every MLP replays: {replay['measured_all_replayed']:.2f}x."
     table = columns(
-        f"replay at {replay['seq']:,} tokens of context: MLPs take {replay['mlp_share']:.0%} of a step, so the "
+        f"replay at {replay['seq']:,} tokens of context: MLPs take {replay['mlp_share']:.0%} of a step, so its "
         f"speedup is at most {replay['ceiling']:.2f}x; TAS takes {replay['tas_ms']:.3f} ms",
         *("replayed", "rows alone", "in pairs", "together"),
-        caption=f"replayed: replay ratio. Other columns: expected speedup if {rows} rows decide this way. {measured}",
+        caption=f"replayed: replay ratio. Other columns: expected speedup by how {rows} rows decide. {measured}",
     )
     for row in replay["expected"]:
         table.add_row(f"{row['ratio']:.1%}", *(f"{row[k]:.2f}x" for k in ("rows_alone", "in_pairs", "together")))
@@ -220,7 +220,7 @@ def _replay(replay: dict[str, Any], rows: int) -> Table:
 
 def _drafts(drafts: dict[str, Any]) -> Table:
     table = columns(
-        f"drafts at {drafts['seq']:,} tokens of context: passes of W tokens per video, {drafts['kernels']}",
+        f"drafts at {drafts['seq']:,} tokens of context: passes with W input tokens per video, {drafts['kernels']}",
         *("W", "ms", "times one", "pay from", "beat replay from"),
         caption="times one: time of the pass / time for W = 1. pay from: lowest share of accepted drafts at which "
         "decoding with W is faster than with W = 1. beat replay from: lowest such share at which decoding with W beats "
@@ -238,9 +238,10 @@ def _decode(profile: dict[str, Any]) -> None:
     replay = profile["replay"]
     table = columns(
         f"{profile['prompt']!r}, seed {profile['seed']}, tau {profile['tau']} (TAS: {profile['tas']}): "
-        f"{replay['eligible_ratio']:.1%} of eligible MLPs replayed",
+        f"{replay['eligible_ratio']:.1%} of the eligible MLPs replayed",
         *("layer", "replayed", "TAS 5 %", "median", "95 %", "above tau", "similarity"),
-        caption="TAS: percentiles without replay. similarity: cosine between an MLP's outputs in consecutive frames",
+        caption="TAS 5 %, median and 95 %: percentiles of TAS without replay. above tau: share of these TAS above tau. "
+        "similarity: mean cosine between an MLP's outputs in consecutive frames",
     )
     for i, percentiles in enumerate(profile["tas_percentiles"]):
         above = "" if profile["above_tau"] is None else f"{profile['above_tau'][i]:.0%}"
@@ -249,10 +250,10 @@ def _decode(profile: dict[str, Any]) -> None:
         table.add_row(str(i), f"{replay['by_layer'][i]:.1%}", *scores, above, alike)
     out.print(table)
     times = profile["times"]
-    line = f"  decoding, one token per pass ({times['executor']}): {times['dense_s']:.2f} s dense"
+    line = f"  decoding, one token per pass ({times['executor']}): {times['dense_s']:.2f} s without replay"
     if "tau_s" in times:
-        line += f", {times['tau_s']:.2f} s at tau {profile['tau']}, {times['speedup']:.2f} times as fast as dense"
+        line += f", {times['tau_s']:.2f} s at tau {profile['tau']}, {times['speedup']:.2f} times as fast"
     out.print(line)
-    out.print("  by frame: " + "  ".join(f"{i}: {r:.1%}" for i, r in enumerate(replay["by_frame"])))
+    out.print("  replayed by frame: " + "  ".join(f"{i}: {r:.1%}" for i, r in enumerate(replay["by_frame"])))
     if profile["warning"]:
         note(console(), profile["warning"], "warning")

@@ -268,7 +268,7 @@ def accelerator(table: Table, backend: dict[str, Any]) -> None:
     table.add_row("  DRS", f"{backend['drs_cycles']:,} cycles, {backend['drs_share']:.2%} of all")
     table.add_row(
         "  speedup",
-        f"{backend['speedup_vs_dense']:.2f} over dense, {backend['speedup_vs_static']:.2f} over static schedule "
+        f"{backend['speedup_vs_dense']:.2f} over dense, {backend['speedup_vs_static']:.2f} over a static schedule "
         f"(ideal: {backend['ideal_speedup_vs_dense']:.2f} over dense)",
     )
 

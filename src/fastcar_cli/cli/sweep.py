@@ -38,19 +38,19 @@ class SweepOptions(VideoOptions):
 
     output: Path | None = typer.Option(None, "-o", "--output", help="Folder for the sweep.")
     tau: str | None = _list(f"Replay thresholds: off, numbers (0 to -4 is useful), -inf. {_OWN}")
-    replay_ratio: str | None = _list("Target replay ratios, in addition to --tau.")
+    replay_ratio: str | None = _list("Target replay ratios to measure, in addition to the thresholds of --tau.")
     score: str | None = _list(f"Scores that decide on replay: {{}}. {_OWN}", AXES["score"])
     axis: str | None = _list(
-        "Sweep one key over all values: score (at replay ratios 0.2,0.5,0.8), gate, or draft (lengths 4,8,16).",
+        "Measure all values of one option: score (at replay ratios 0.2,0.5,0.8), gate, or draft (lengths 4,8,16).",
         ("score", "gate", "draft"),
     )
     draft: str | None = _list("Drafts: {}. [default: off]", AXES["draft"])
     draft_window: str | None = _list("Draft lengths for --draft. [default: 16]")
     seeds: str = typer.Option("0", help="Seeds, such as 0-3 or 0,5,7.")
-    window: str | None = _list(f"Attention windows in tokens, or off. {_OWN}")
-    gate: str | None = _list(f"Whether a guided video's rows decide alone or jointly: {{}}. {_OWN}", AXES["gate"])
+    window: str | None = _list(f"Attention windows in tokens; off: full attention. {_OWN}")
+    gate: str | None = _list(f"A guided video's rows decide on replay alone or jointly: {{}}. {_OWN}", AXES["gate"])
     backend: str | None = _list(f"Backends: {{}}. {_OWN}", AXES["backend"])
-    repeats: int = typer.Option(3, help="Timed decodes per video and setting.", min=1, max=1000)
+    repeats: int = typer.Option(3, help="Number of timed decodes per video and setting.", min=1, max=1000)
     metrics: str | None = _list("Metrics: {}. [default: all but lpips]", METRICS)
     lpips_weights: Path | None = typer.Option(None, help="State dict of torchvision's AlexNet or VGG16 for lpips.")
 

@@ -145,7 +145,7 @@ def make(pipe: VideoPipeline, jobs: list[Job], folder: Path | None, asked: Gener
     for i, video in written.items():
         writer = video.writer
         if writer.renamed is not None:
-            note(terminal, f"renamed the existing {writer.path} to {writer.renamed}; to overwrite it, use --force")
+            note(terminal, f"renamed the existing {writer.path} to {writer.renamed}; --force overwrites instead")
         report = pipe.report(i) | keys_of(taken[i], pipe.context) | video.compared(taken[i], pipe.context)
         # After an interrupt some of the videos may lack the newest frame.
         size = {"width": writer.width, "height": writer.height}
@@ -219,7 +219,7 @@ def make_list(pipe: VideoPipeline, jobs: Sequence[Job], folder: Path, asked: Gen
             note(terminal, text)
     part = shard_of(named(jobs, folder), asked.shard)
     if not part:
-        note(terminal, f"shard {asked.shard} has nothing to do: the list has {len(jobs)} videos")
+        note(terminal, f"shard {asked.shard} has nothing to do: the list has only {len(jobs)} videos")
     taken = accepted(part, pipe, asked.keep_going, partial(note, terminal))
     reports = _there(taken, pipe, asked.force)
     there = len(reports)
@@ -241,7 +241,7 @@ def make_list(pipe: VideoPipeline, jobs: Sequence[Job], folder: Path, asked: Gen
         for index, report in reports.items():
             job = taken[index]
             link_name(Path(report["video"]["path"]), folder / "vbench", job.name, seeds.index(job.seed))
-        note(terminal, f"links with VBench's names are in {folder / 'vbench'}")
+        note(terminal, f"links to the videos, named as VBench requires, are in {folder / 'vbench'}")
     listed = [reports[index] for index in sorted(reports)]
     if asked.as_json:
         typer.echo(json.dumps({"videos": listed, "there": there}))

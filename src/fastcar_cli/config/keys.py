@@ -53,9 +53,9 @@ class GenerationKeys(Section):
     """The videos to make."""
 
     frames: int | None = setting(None, "number of frames, context frames included", by_model=True, common=True, ge=1)
-    context: int | None = setting(None, "number of input frames to continue from: 1 or 9", by_model=True, ge=1)
+    context: int | None = setting(None, "number of input frames that the video continues: 1 or 9", by_model=True, ge=1)
     context_policy: choices.ContextPolicy | None = setting(
-        None, "videos above the model's length: stop refuses them, roll restarts from the last frames", by_model=True
+        None, "videos longer than the context: stop refuses them, roll restarts from the last frames", by_model=True
     )
     size: str | None = setting(None, "frame size WIDTHxHEIGHT, if the model has several", by_model=True, pattern=SIZES)
     seed: int | None = setting(None, "seed of the first video", unset="random, printed", common=True, ge=0, lt=2**63)
@@ -102,10 +102,10 @@ class ReplayKeys(Section):
     ratio: float | None = setting(
         None, "target replay ratio, such as 0.8; a controller sets tau", flag="--replay-ratio", common=True, gt=0, lt=1
     )
-    controller: choices.Controller = setting("layer", "layer: one tau per layer; global: one tau for all", flag=None)
-    score: choices.Score = setting("tas", "score to compare with tau; tas: temporal attention score", common=True)
+    controller: choices.Controller = setting("layer", "layer: one tau per layer; global: a single tau", flag=None)
+    score: choices.Score = setting("tas", "score to compare with tau; tas is the temporal attention score", common=True)
     tas: choices.TasDefinition | None = setting(
-        None, "attention: the score TAS uses queries after rotary embedding; released: before it", by_model=True
+        None, "attention: TAS uses the queries after rotary embedding; released: those before it", by_model=True
     )
     gate: choices.Gate | None = setting(None, "whether a guided video's rows replay alone or together", by_model=True)
     max_age: int | None = setting(
@@ -145,9 +145,9 @@ class DraftKeys(Section):
     )
     window: int | None = setting(
         None,
-        "draft length: maximum number of input tokens of a video in one pass",
+        "draft length: maximum number of tokens per video that one pass takes as input",
         flag="--draft-window",
-        unset="16, or all tokens of a frame if fewer",
+        unset="16, or the number of tokens per frame if that is lower",
         common=True,
         ge=1,
         le=1024,
@@ -168,7 +168,7 @@ class BackendKeys(Section):
     """Backend of the MLPs."""
 
     name: choices.Backend = setting(
-        "torch", "where MLPs run: fpga-sim is an emulated FPGA accelerator", flag="--backend", common=True
+        "torch", "where MLPs run; fpga-sim is an emulated FPGA accelerator", flag="--backend", common=True
     )
     preset: str | None = setting(
         None,
@@ -196,12 +196,12 @@ class RuntimeKeys(Section):
         "auto", "how decode passes run: native CPU kernels, a CUDA graph or plain torch; auto selects the fastest"
     )
     threads: int | None = setting(
-        None, "CPU threads", unset="all; two in the native kernels of bundled models", ge=1, le=1024
+        None, "CPU threads", unset="all; two if a bundled model runs in native kernels", ge=1, le=1024
     )
 
 
 class VideoKeys(Section):
     """Output files."""
 
-    fps: int | None = setting(None, "frames per second in the file", by_model=True, ge=1, le=120)
-    scale: int = setting(1, "factor by which frames in the file are enlarged, 1 to 16", ge=1, le=16)
+    fps: int | None = setting(None, "frames per second in the video file", by_model=True, ge=1, le=120)
+    scale: int = setting(1, "factor by which frames are enlarged in the video file, 1 to 16", ge=1, le=16)

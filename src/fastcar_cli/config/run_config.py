@@ -90,8 +90,7 @@ class Setting:
     @property
     def help(self) -> str:
         """The meaning with the allowed words."""
-        *others, last = self.values or ("",)
-        return f"{self.meaning} ({', '.join(others)} or {last})" if others else self.meaning
+        return f"{self.meaning}. Values: {', '.join(self.values)}" if self.values else self.meaning
 
     @property
     def variable(self) -> str:

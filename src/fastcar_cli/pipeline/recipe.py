@@ -111,7 +111,7 @@ def same_weights(recipe: dict[str, Any], source: str, model: str, loaded: Identi
         return []
     commit = written.get("commit")
     other = f" (for its weights use {model.partition('@')[0]}@{commit})" if commit and loaded.commit else ""
-    return [f"{source} was made with other weights than {model!r} has{other}: tokens will differ"]
+    return [f"{source} was made with other weights than {model!r} has{other}: its tokens will differ"]
 
 
 def _last(path: Any) -> Any:

@@ -137,7 +137,7 @@ class Store:
             other = key in ("model weights", "lpips weights", "backend.preset")
             differs = f"contents of {key} differ" if other else f"{key} is {was!r} in that sweep and {now!r} in this"
             hint = "name a new folder, or use the configuration of that sweep"
-            raise RequestError(f"{self.folder}: holds a sweep of another configuration: {differs}", hint=hint)
+            raise RequestError(f"{self.folder}: holds a sweep with a different configuration: {differs}", hint=hint)
         return before
 
     def clean(self) -> None:
