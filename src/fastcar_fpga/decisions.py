@@ -161,7 +161,7 @@ def read(file: Path) -> Decisions:
     except FileNotFoundError:
         raise RequestError(f"{file}: there is no such file") from None
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as e:
-        raise RequestError(f"{file} is not a file of replay decisions, or damaged: {e}") from None
+        raise RequestError(f"{file} is damaged, or not a file of replay decisions: {e}") from None
 
 
 def draw(

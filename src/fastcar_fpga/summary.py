@@ -192,7 +192,7 @@ def explain_layer(emulator: Emulator, computing: int, rows: int | None = None) -
     loads, buffered = sum(i.op == "load" for i in mlp.instructions), computing * mlp.weight_bytes
     lines = [
         f"{preset.name}: {preset.title}",
-        f"clock {preset.clock.value:g} MHz, {c} cores; {computing} of {rows} rows compute; decode step {step}",
+        f"clock {preset.clock.value:g} MHz, {c} cores; {computing} of {rows} rows compute the MLP; decode step {step}",
         "",
         f"MACs per cycle and core = array {preset.core.mac_array.value:g} x utilisation "
         f"{preset.core.utilisation.value:g} = {rates.macs:g}",
@@ -203,7 +203,7 @@ def explain_layer(emulator: Emulator, computing: int, rows: int | None = None) -
         f"MLP weights = 3 x {work.width} x {work.mlp_width} = {mlp.macs:,}, each with one MAC per row; x "
         f"{preset.format.stored_bits:g} bits = {mlp.weight_bytes:,} bytes, in {loads} tiles of at most "
         f"{preset.tile_bytes:,} bytes",
-        f"a row on one core: multiply {mlp.macs:,} / {rates.macs:g} = {mlp.macs / rates.macs:,.0f} cycles, load "
+        f"a row's MLP on one core: multiply {mlp.macs:,} / {rates.macs:g} = {mlp.macs / rates.macs:,.0f} cycles, load "
         f"{mlp.weight_bytes / rates.bytes:,.0f} cycles; both at once (double-buffered): {accelerator.row:,} cycles",
         f"DRS deals {computing} rows round-robin to {c} cores: ceil({computing} / {c}) = {rounds} rounds "
         f"({Registers(c).mapping_bits} mapping bits per row)",
@@ -215,7 +215,7 @@ def explain_layer(emulator: Emulator, computing: int, rows: int | None = None) -
         f"cores run rows, and DRS waits while the queue of the next core ({accelerator.queue} packets) is full",
         *(f"  row {r.row}: {_course(r)}" for r in ran),
         f"MLP and DRS together take {total:,} cycles, so DRS adds {total - mlp_cycles:,}",
-        f"projections, all rows: {work.projection_weights:,} weights in ceil({rows} / {c}) rounds = "
+        f"projections of all rows: {work.projection_weights:,} weights in ceil({rows} / {c}) rounds = "
         f"{projections:,.0f} cycles",
         f"attention without projections: a row needs {context:,} keys x 2 x {work.width} MACs and {kv_bytes:,} bytes "
         f"of keys and values; a core loads one tile while it computes another; ceil({rows} / {c}) rounds take "

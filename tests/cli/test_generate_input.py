@@ -153,8 +153,8 @@ def test_a_strangers_recipe(run: Run, acting: str, tmp_path: Path, damage: dict[
 
 
 WRONG = {
-    "a red ball": "the prompt 'a red ball': the model * takes no text, it continues from 2 frames",
-    "": "no input given: the model * continues from 2 frames",
+    "a red ball": "the prompt 'a red ball': the model * takes no text, but needs 2 frames as input",
+    "": "no input given: the model * needs 2 frames as input",
     "--input gone.mp4": "--input gone.mp4: there is no such file or folder",
     "--input short --frames 16": "has 3 frames, expected 16, or at least 2 for the context",
     "--input long --actions moves.csv": "takes no actions",
@@ -235,7 +235,7 @@ def test_a_prompt_is_refused_before_a_model_is_fetched(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    _refused(run("generate", "a fox", "--model", model, "-o", "out"), "takes no text, it continues from a frame")
+    _refused(run("generate", "a fox", "--model", model, "-o", "out"), "takes no text, but needs a frame as input")
 
 
 def test_dry_run_needs_no_input(run: Run, free: str) -> None:

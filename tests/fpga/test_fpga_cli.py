@@ -73,7 +73,7 @@ def test_int8_is_visible_in_the_values(run: Run, tmp_path: Path) -> None:
         (("generate", "a red ball", "--trace", "t.txt"), "expected a .npz file"),
         (
             ("generate", "a red ball", "--backend", "fpga-sim", "--samples", "33", "--report", "r"),
-            "supports one batch, but the 33 videos need batches of 32",
+            "supports only one batch, but 33 videos need batches of 32",
         ),
         (("fpga", "--rows", "33"), "32"),
         (("fpga", "none.npz"), "no such file"),

@@ -154,7 +154,7 @@ def test_windows_that_contradict_themselves_are_refused(tmp_path: Path, taken: A
     with np.load(tmp_path / "run.npz") as data:
         arrays = dict(data) | {"taken": np.array(taken), "accepted": np.array(accepted)}
     np.savez_compressed(tmp_path / "run.npz", **arrays)
-    with pytest.raises(RequestError, match=r"run\.npz is not a file of replay decisions, or damaged"):
+    with pytest.raises(RequestError, match=r"run\.npz is damaged, or not a file of replay decisions"):
         read(tmp_path / "run.npz")
 
 

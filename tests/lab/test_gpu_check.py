@@ -85,7 +85,7 @@ def test_a_shape_that_does_not_fit_leaves_the_other_parts(monkeypatch: pytest.Mo
     )  # fmt: skip
     text = page(check(plan))
     assert "| mini in float32 equals plain torch, 1 tokens a pass | passed |" in text
-    assert "| toy in float32, passes of 2 rows | failed: one layer at 20 tokens does not fit" in text
+    assert "| toy in float32, passes of 2 rows | failed: one layer at 20 tokens does not fit the memory" in text
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

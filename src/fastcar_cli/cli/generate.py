@@ -66,7 +66,7 @@ def generate(ctx: typer.Context, asked: GenerateOptions, flags: Flags) -> None:
     jobs = what.jobs(pipe, seeds, truth=asked.truth)
     if (asked.trace_to or asked.report_to) is not None and (size := pipe.batch_size(count)) < count:
         raise RequestError(
-            f"{'--report' if asked.trace_to is None else '--trace'} supports one batch, but the {count} videos need "
+            f"{'--report' if asked.trace_to is None else '--trace'} supports only one batch, but {count} videos need "
             f"batches of {size}",
             hint="use fewer prompts or --samples",
         )

@@ -112,7 +112,7 @@ class Given:
         if context and (self.texts or isinstance(self.recipe, str)):
             first = self.texts[0][0] if self.texts else str(self.recipe)
             raise RequestError(
-                f"the prompt {shown(first)!r}: the model {model!r} takes no text, it continues from {frames}",
+                f"the prompt {shown(first)!r}: the model {model!r} takes no text, but needs {frames} as input",
                 hint="give --input with a video, an image or a folder of images instead",
             )
         text = 'fastcar generate "a red ball rolling to the right"'
@@ -123,7 +123,7 @@ class Given:
         if not context:
             raise RequestError("no prompt given", hint=text)
         hint = "add --input clip.mp4" + (", or --example for a bundled clip" if model in BUNDLED else "")
-        raise RequestError(f"no input given: the model {model!r} continues from {frames}", hint=hint)
+        raise RequestError(f"no input given: the model {model!r} needs {frames} as input", hint=hint)
 
     def context(self, run: RunConfig, spec: Spec) -> RunConfig:
         """The run, with one context frame if every input is a single image. Raises as `check` does."""

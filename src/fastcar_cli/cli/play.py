@@ -116,7 +116,7 @@ def _session(model: str, flags: Flags, file: Path | None, output: str | None, qu
     if not spec.conditions:
         raise RequestError(f"the model {model!r} takes no actions", hint=f"use another model, such as {DEFAULT_MODEL}")
     if file is None and (model not in BUNDLED or model not in BUNDLED_EXAMPLES):
-        raise RequestError(f"no input given: the model {model!r} begins with a frame", hint="give --input FRAME")
+        raise RequestError(f"no input given: the model {model!r} needs a frame as input", hint="give --input FRAME")
     file = folder_of(model) / BUNDLED_EXAMPLES[model] if file is None else file
     files = ClipFiles((file,))
     files.check()

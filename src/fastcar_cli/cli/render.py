@@ -257,8 +257,8 @@ def accelerator(table: Table, backend: dict[str, Any]) -> None:
     table.add_row("  cycles", f"{backend['cycles']:,} = {backend['latency_s']:.3f} s")
     table.add_row(
         "  energy",
-        f"{backend['energy_j']:.3g} J at constant {backend['power_w']:.3g} W, or {energy['activity_j']:.3g} J by "
-        f"activity; {backend['energy_per_token_j'] * 1e3:.3g} mJ per token",
+        f"{backend['energy_j']:.3g} J at constant {backend['power_w']:.3g} W "
+        f"({backend['energy_per_token_j'] * 1e3:.3g} mJ per token), or {energy['activity_j']:.3g} J by activity",
     )
     if backend["window"] > 1:
         costs = backend["per_token"].items()

@@ -241,7 +241,7 @@ def make_list(pipe: VideoPipeline, jobs: Sequence[Job], folder: Path, asked: Gen
         for index, report in reports.items():
             job = taken[index]
             link_name(Path(report["video"]["path"]), folder / "vbench", job.name, seeds.index(job.seed))
-        note(terminal, f"links to the videos, named as VBench requires, are in {folder / 'vbench'}")
+        note(terminal, f"links to the videos, named as VBench requires: {folder / 'vbench'}")
     listed = [reports[index] for index in sorted(reports)]
     if asked.as_json:
         typer.echo(json.dumps({"videos": listed, "there": there}))

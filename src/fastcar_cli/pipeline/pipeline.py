@@ -299,7 +299,7 @@ class VideoPipeline:
         decode.windows = self._windows.setdefault(len(prompts), DraftWindow(self.settings.draft.window))
         if self.spec.layout.prompt_frames and decode.prompts.aligned != self.spec.layout.prompt_tokens:
             frames = self.spec.frames_of(decode.prompts.aligned // decode.frame)
-            said = f"the input has {frames} frames, but the run continues from {self.context}"
+            said = f"the input has {frames} frames, but the run needs {self.context}"
             raise RequestError(said, hint=("use ", Key("context"), f" {frames}"))
         texts = [str(p) for p in prompts]
         run = Run(decode, self.name, self.fps, texts, list(seeds), readings, self._load_seconds, self._preset)

@@ -61,7 +61,7 @@ class PrefillFile:
                 said = f"was saved with a different {other}"
         except (SafetensorError, OSError, ValueError) as e:
             said = f"{said}: {e}"
-        hint = "give another name, or delete the file"
+        hint = "name a different file, or delete this one"
         raise RequestError(said, key="keep_prefill", value=self._path, hint=hint) from None
 
     def prefill(self, compute: Callable[[], Tensor]) -> Tensor:

@@ -92,7 +92,7 @@ def plan_steps(
     if layers < 1:
         hint = ("use a smaller ", Key("seq"), ", fewer ", Key("rows"), ", or ", Key("dtype"), " bfloat16")
         said = f"{one.arithmetic()} = {gib(one.needed)}, but {gib(free)} are free"
-        raise RequestError(f"one layer at {longest} tokens does not fit: {said}", hint=hint)
+        raise RequestError(f"one layer at {longest} tokens does not fit the memory: {said}", hint=hint)
     chosen = plan(layers)
     # The machine is measured first, in memory that is freed before the model is made.
     probe = max(0, BASE + Stream.bytes_on(device) - chosen.needed)

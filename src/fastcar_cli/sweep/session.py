@@ -190,7 +190,7 @@ class Session:
             results = build(store, self.worker.base, config, self.worker.scorer.keys)
             notes = write_tables(store.folder, results)
             if self.request.vbench:
-                written.append(f"videos by VBench's names are in {link_names(store, self.grid)}")
+                written.append(f"links to the videos, named as VBench requires: {link_names(store, self.grid)}")
             if results["cells"]:
                 written.append(f"report: {write_report(store.folder)}")
         return results, written, notes
