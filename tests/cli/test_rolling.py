@@ -103,7 +103,7 @@ def test_progress_never_goes_back(folder: Path) -> None:
     )
     assert [len(video.frames) for video in pipe_videos] == [11, 11]
     assert seen == sorted(set(seen)) and seen[-1] == 11 * 4 and set(begun) == {"prompt0"}
-    with pytest.raises(RequestError, match="the context has rolled"):
+    with pytest.raises(RequestError, match="this one rolled"):
         pipe.decisions()
 
 

@@ -147,7 +147,7 @@ def test_more_rows_than_the_register_has_bits_are_refused(tmp_path: Path) -> Non
     spec = spec_of("mini")
     # None of those beyond computes.
     decisions = Decisions(np.ones((6, 33, 1), dtype=bool), spec, 9, 8, None, 4, {})
-    with pytest.raises(RequestError, match="33 rows"):
+    with pytest.raises(RequestError, match="33 input tokens"):
         bundle.write(tmp_path / "d", load_preset("edge-small"), decisions)
     assert not (tmp_path / "d").exists()
 
