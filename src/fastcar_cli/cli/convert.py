@@ -28,7 +28,7 @@ def convert(
         help="Depth transformer's format in an int4 model: int8 or int4. [default: int8 below width 1,024, else int4]",
     ),
     calibrate: Path | None = typer.Option(
-        None, metavar="PROMPTS", help="Calibrate the rounding (GPTQ) on the prompts of this file, at most 32."
+        None, metavar="PROMPTS", help="Calibrate the rounding (GPTQ) on the prompts (at most 32) of this file."
     ),
     *,
     flags: Flags,

@@ -300,8 +300,8 @@ def _table(document: dict[str, Any], plan: Any) -> None:
     add_memory(table, plan)
     table.add_row(
         "replay ceiling",
-        f"speedup {plan.ceiling:.2f}x if memory bandwidth limits decoding (MLPs are {plan.mlp_share:.0%} of the bytes "
-        f"that a step reads, and at most {plan.max_replay_ratio:.1%} of MLPs can replay)",
+        f"at most {plan.ceiling:.2f}x speedup if memory bandwidth limits decoding (MLPs are {plan.mlp_share:.0%} of "
+        f"the bytes that a step reads, and at most {plan.max_replay_ratio:.1%} of MLPs can replay)",
     )
     if document["expected_s"] is not None:
         bound = "at least" if "GB/s" in document["expected_from"] else "at most"

@@ -171,7 +171,7 @@ def show(document: dict[str, Any]) -> None:
         if method := length.get("method"):
             out.print(
                 f"  {method['rows']} rows, median of {method['repeats']} steps after warm-up, "
-                f"spread {method['spread']:.0%}; "
+                f"range {method['spread']:.0%} of the median; "
                 f"the modules' times add up to {method['sum_over_whole']:.1%} of a step timed as a whole "
                 f"({method['whole_step_ms']:.2f} ms with {method['layers_run']} layers)"
             )

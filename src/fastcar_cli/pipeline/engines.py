@@ -68,7 +68,7 @@ def _knock(address: str, where: Text) -> None:
         socket.create_connection((match[1], int(match[2])), timeout=10).close()
     except (OSError, OverflowError) as e:
         hint = "run ray start --head, which prints the address of its cluster"
-        raise RequestError(f"no cluster answers there: {e}", where=where, hint=hint) from None
+        raise RequestError(f"no cluster answers at this address: {e}", where=where, hint=hint) from None
 
 
 def _start(ray: Any, address: str | None, cores: int | None) -> None:

@@ -161,7 +161,7 @@ class Store:
     def _load(self, name: str) -> dict[str, Any]:
         document = parse_json(file_text(self.cells_folder / f"{name}.json"), finite=True)
         if document["id"] != name:
-            raise ValueError("key 'id' is that of another cell")
+            raise ValueError("key 'id' is that of a different cell")
         # Cells of older versions have no hash of themselves.
         if document.pop("sha256", None) not in (None, _digest(document)):
             raise ValueError("was changed after it was written")
