@@ -147,10 +147,10 @@ def page(rows: list[dict[str, Any]]) -> str:
     )
     names = "work | preset | model | context | tok/s predicted | range | tok/s published | error | in range | "
     names += "share of peak | fitted | held out | source"
-    power = "work | preset | model | power of the | watts predicted | watts published | error | held out"
+    power = "work | preset | model | prediction for | watts predicted | watts published | error | held out"
     tables = {
         "speeds": (names, _speeds(rows)),
-        "known": ("published speeds | number | median error of the prediction | in the predicted range", _known(rows)),
+        "known": ("published speeds | how many | median error of predictions | in the predicted range", _known(rows)),
         "watts": (power, _watts(rows)),
         "unknown": ("work | unpublished parameters", _said(rows, "unknown").items()),
         "changed": ("work | change | tok/s predicted | error", changed()),

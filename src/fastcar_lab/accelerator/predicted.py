@@ -91,8 +91,8 @@ _EDGE = f"arXiv 2407.21325, {_SECOND}; power of the board, measured"
 _ALL: tuple[Unknown, ...] = ("requests", "steps")
 _SHORT, _LONGER = (16, 256), (16, 512)
 _FITTED = (
-    "It computes attention heads one after another. We fitted the time per head and the remaining time of a pass to "
-    "the speeds of one and two cards. The published speeds are for 127 passes (64 prompt tokens and 64 new tokens)."
+    "The design computes attention heads one after another. We fitted the time per head and the remaining time of a "
+    "pass to the speeds of one and two cards. The speeds are those of 127 passes (64 prompt tokens and 64 new tokens)."
 )
 _PROMPT = "We fitted this number and the size of the MAC array."
 _DATAFLOW = "The number of memory ports that work at a time is not published."
@@ -114,9 +114,9 @@ POINTS = (
           first=((32, 20.4), (64, 32.6), (128, 110.4))),
     Point("TeLLMe v2", "tellme-kv260", TERNARY, 512, 25.0, 4.8, "a comparison of TeLLMe v2 with PD-Swap", luts=98_303,
           missing="We fitted the number of ternary products per cycle."),
-    Point(_HB, "hummingbird-kv260", LLAMA3_8B, 128, 4.8, 3.81, f"abstract; power from Vivado, {_SECOND}",
+    Point(_HB, "hummingbird-kv260", LLAMA3_8B, 128, 4.8, 3.81, f"abstract of the paper; power from Vivado, {_SECOND}",
           contexts=_SHORT, unknown=_ALL, held_out=True, luts=26_000),
-    Point(_HB, "hummingbird-zcu104", LLAMA3_8B, 128, 8.6, 7.09, f"abstract; power estimated, {_SECOND}",
+    Point(_HB, "hummingbird-zcu104", LLAMA3_8B, 128, 8.6, 7.09, f"abstract of the paper; power estimated, {_SECOND}",
           contexts=_SHORT, unknown=_ALL, held_out=True, luts=26_000),
     Point(_HB, "hummingbird-u250", LLAMA3_8B, 128, 19.4, None, _SECOND, contexts=_SHORT, unknown=_ALL, held_out=True),
     Point("llama-fpga", "llama-fpga-u250", LLAMA2_7B, 128, 18.0, None, "README of github.com/adamgallas/llama-fpga",
