@@ -107,10 +107,10 @@ class GenerateOptions(VideoOptions):
     example: bool = typer.Option(False, "--example", help="Use the bundled model's example prompt or clip.")
     seeds: str | None = typer.Option(None, help="Seeds for every prompt, such as 0-3 or 0,5,7. [default: one seed]")
     keep_going: bool = typer.Option(
-        False, "--keep-going", help="Skip invalid prompts and make the others; the exit status is 1 if any was skipped."
+        False, "--keep-going", help="Skip invalid prompts; the exit status is 1 if fastcar skipped any."
     )
     text_embedding: Path | None = typer.Option(
-        None, metavar="FILE", help="File (.npy, .pt, ...) with a text encoder's output, up to 512 vectors."
+        None, metavar="FILE", help="File (.npy, .pt, ...) with at most 512 vectors from a text encoder."
     )
     from_: Path | None = typer.Option(None, "--from", help="Reproduce a video from the recipe (settings) in its file.")
     continued: Path | None = typer.Option(

@@ -196,7 +196,7 @@ class RuntimeKeys(Section):
         "auto", "how decode passes run: native CPU kernels, a CUDA graph or plain torch; auto selects the fastest"
     )
     threads: int | None = setting(
-        None, "CPU threads", unset="all; two if a bundled model runs in native kernels", ge=1, le=1024
+        None, "number of CPU threads", unset="all; two if a bundled model runs in native kernels", ge=1, le=1024
     )
 
 
