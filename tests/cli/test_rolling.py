@@ -72,7 +72,7 @@ def test_a_context_rolls_where_that_is_asked(run: Run, folder: Path, kind: str) 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--backend", "fpga-sim"), "the emulated accelerator does not roll contexts"),
+        (("--backend", "fpga-sim"), "fpga-sim can't continue a video past its context"),
         (("--trace", "t.npz"), "--trace supports one context, but this video's context rolls"),
     ],
 )
@@ -103,7 +103,7 @@ def test_progress_never_goes_back(folder: Path) -> None:
     )
     assert [len(video.frames) for video in pipe_videos] == [11, 11]
     assert seen == sorted(set(seen)) and seen[-1] == 11 * 4 and set(begun) == {"prompt0"}
-    with pytest.raises(RequestError, match="this one rolled"):
+    with pytest.raises(RequestError, match="only videos within one context"):
         pipe.decisions()
 
 

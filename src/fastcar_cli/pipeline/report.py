@@ -45,7 +45,7 @@ class Run:
         if decode.done < decode.frame:
             raise ValueError("no frame was decoded yet")
         if decode.rolls:
-            raise RequestError("replay decisions cover one context, but this video rolled", hint="use fewer frames")
+            raise RequestError("only videos within one context have replay decisions", hint="use fewer frames")
         frames = decode.done // decode.frame
         passes = frames * decode.frame - 1
         bits = np.zeros((decode.model.spec.decoder.layers, decode.rows, passes), dtype=bool)

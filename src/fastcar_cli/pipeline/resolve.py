@@ -42,11 +42,11 @@ def resolve(model: LoadedModel, config: RunConfig) -> RunConfig:
     _check_frames(model.name, spec, frames, policy == "roll")
     if policy == "roll" and decoded_frames(spec, frames) > segment_of(spec):
         if config.backend.name == "fpga-sim":
-            said, hint = "the emulated accelerator does not roll contexts", ("use ", Key("context_policy"), " stop")
+            said, hint = "fpga-sim can't continue a video past its context", ("or use ", Key("context_policy"), " stop")
             allowed = f"at most {min(spec.frames, spec.longest)}"
             raise RequestError(said, key="frames", value=config.generation.frames, allowed=allowed, hint=hint)
         if segment_of(spec) < 1 + (not spec.layout.prompt_frames):
-            said = f"the model {model.name!r} has positions for one frame, so its context can't roll"
+            said = f"the model {model.name!r} holds one frame, so it can't continue a video"
             raise RequestError(said, key="context_policy", allowed="stop")
     sampling = config.sampling.model_copy(
         update={key: getattr(own.sampling, key) for key, value in config.sampling if value is None}
