@@ -134,7 +134,7 @@ def test_random_layers_are_as_many_as_fit_or_refused() -> None:
     assert plan.weights == shape.network.weights_bytes()
     assert (shape.layers, shape.random) == (3, True)
     assert all(p.isfinite().all() for p in shape.network.parameters())
-    with pytest.raises(RequestError, match="does not fit: .* = .*, but .* are free"):
+    with pytest.raises(RequestError, match="does not fit the memory: .* = .*, but .* are free"):
         plan_steps(spec, "float32", "cpu", 10**6, 2**20)
 
 

@@ -182,7 +182,7 @@ def add_memory(table: Table, plan: MemoryPlan) -> None:
     table.add_row("weights", f"{gib(plan.weights)} in {plan.dtype}")
     table.add_row("KV cache", gib(plan.kv_cache))
     table.add_row("replay cache", gib(plan.replay_cache) if plan.replay_cache else "none (tau off)")
-    table.add_row("memory", f"{gib(plan.needed)}, {gib(plan.base)} besides weights, caches; {gib(plan.available)} free")
+    table.add_row("memory", f"{gib(plan.needed)}, {gib(plan.base)} for torch and pixels; {gib(plan.available)} free")
     table.add_row("fits", ("yes" if plan.fits else "no") + f", on {plan.device}")
 
 
