@@ -34,12 +34,12 @@ def fpga(
     spread: Literal["eligible", "all"] = typer.Option(
         "eligible", help="Passes in which random MLPs replay: eligible (those after the first frame), or all."
     ),
-    pair_correlation: float = typer.Option(0.0, help="Probability that paired rows share a decision.", min=0, max=1),
+    pair_correlation: float = typer.Option(0.0, help="Probability that a video's rows decide together.", min=0, max=1),
     profile: Literal["flat", "valley"] = typer.Option(
-        "flat", help="How the random replay ratio varies over the layers: flat, or valley (lowest in the middle)."
+        "flat", help="How the ratio of random replay varies over the layers: flat, or valley (lowest in the middle)."
     ),
     seed: int = typer.Option(0, help="Without FILE: seed of random replay.", min=0, max=2**63 - 1),
-    table: bool = typer.Option(False, "--table", help="Compare emulated figures with the FastCar paper's."),
+    table: bool = typer.Option(False, "--table", help="Compare emulated results with the FastCar paper's."),
     drafts: bool = typer.Option(
         False, "--drafts", help="Print the emulated speedup from drafts for VILA-U 7B; the default of --rows is then 2."
     ),

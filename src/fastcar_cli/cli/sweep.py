@@ -45,10 +45,10 @@ class SweepOptions(VideoOptions):
         ("score", "gate", "draft"),
     )
     draft: str | None = _list("Drafts: {}. [default: off]", AXES["draft"])
-    draft_window: str | None = _list("Draft lengths for --draft. [default: 16]")
+    draft_window: str | None = _list("Draft lengths (input tokens per pass) for --draft. [default: 16]")
     seeds: str = typer.Option("0", help="Seeds, such as 0-3 or 0,5,7.")
     window: str | None = _list(f"Attention windows in tokens; off: full attention. {_OWN}")
-    gate: str | None = _list(f"A guided video's rows decide on replay alone or jointly: {{}}. {_OWN}", AXES["gate"])
+    gate: str | None = _list(f"A guided video's rows replay alone (row) or together (pair). {_OWN}", AXES["gate"])
     backend: str | None = _list(f"Backends: {{}}. {_OWN}", AXES["backend"])
     repeats: int = typer.Option(3, help="Number of timed decodes per video and setting.", min=1, max=1000)
     metrics: str | None = _list("Metrics: {}. [default: all but lpips]", METRICS)

@@ -55,7 +55,7 @@ class GenerationKeys(Section):
     frames: int | None = setting(None, "number of frames, context frames included", by_model=True, common=True, ge=1)
     context: int | None = setting(None, "number of input frames that the video continues: 1 or 9", by_model=True, ge=1)
     context_policy: choices.ContextPolicy | None = setting(
-        None, "videos longer than the context: stop refuses them, roll restarts from the last frames", by_model=True
+        None, "if the model can't hold all frames: stop is an error, roll restarts from the last frames", by_model=True
     )
     size: str | None = setting(None, "frame size WIDTHxHEIGHT, if the model has several", by_model=True, pattern=SIZES)
     seed: int | None = setting(None, "seed of the first video", unset="random, printed", common=True, ge=0, lt=2**63)
@@ -107,7 +107,7 @@ class ReplayKeys(Section):
     tas: choices.TasDefinition | None = setting(
         None, "attention: TAS uses the queries after rotary embedding; released: those before it", by_model=True
     )
-    gate: choices.Gate | None = setting(None, "whether a guided video's rows replay alone or together", by_model=True)
+    gate: choices.Gate | None = setting(None, "a video's two rows replay alone (row) or together (pair)", by_model=True)
     max_age: int | None = setting(
         None, "maximum number of consecutive replays of one MLP output", flag="--max-replay-age", unset="no limit", ge=1
     )
@@ -137,8 +137,8 @@ class DraftKeys(Section):
     kind: choices.Draft | None = setting(
         None,
         "speculative decoding: the same video in fewer passes. frame: drafts are the previous frame's codes; jacobi: "
-        "drafts are the discarded samples of the last pass, then the previous frame's codes; auto: jacobi with the "
-        "draft length that is fastest on this machine",
+        "drafts are discarded samples of the last pass, or else the previous frame's codes; auto: jacobi, with the "
+        "number of tokens per pass that is fastest on this machine",
         flag="--draft",
         unset="auto; off in sweep and profile",
         common=True,

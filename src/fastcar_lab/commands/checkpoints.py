@@ -124,7 +124,7 @@ def conversion_error(
     frames: Annotated[int, typer.Option(help="Number of frames to decode.", min=1)] = 2,
     debug: Debug = False,
 ) -> None:
-    """Measure each weight format's error on codes that the model decoded in float32; print lines of JSON."""
+    """Compare hidden states, logits and replay of each weight format with those in float32; print lines of JSON."""
     from fastcar_lab.conversion_error import PROMPTS, compare
 
     for line in compare(model, folders or (), prompt or PROMPTS, frames, fpga or ()):

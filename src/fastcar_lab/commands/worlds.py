@@ -115,7 +115,7 @@ def clips(
     seed: Seed = 1,
     debug: Debug = False,
 ) -> None:
-    """Write clips for table-actions that training left out: .npz files of frames and actions."""
+    """Write held-out clips for table-actions: .npz files of frames and actions."""
     from fastcar_lab.worlds.table_actions.world import write
 
     for line in write(folder, count, seed):
@@ -169,7 +169,7 @@ def replay_plot(
     output: Plot,
     debug: Debug = False,
 ) -> None:
-    """Plot the share of correct videos and PSNR over the replay ratio, before and after the replay stage."""
+    """Plot the share of correct videos and PSNR over the replay ratio, before and after `train --stage replay`."""
     from fastcar_cli.system.plain_data import parse_json
     from fastcar_lab.figures.curves import draw_plot
 
