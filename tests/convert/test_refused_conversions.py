@@ -80,11 +80,11 @@ def test_int4_without_a_conversion_says_how(make: Callable[..., Path], run: Run,
         (["begun", "-o", "new"], "begun is an unfinished conversion"),
         (
             ["narrow", "-o", "new"],
-            "--dtype int4: needs input widths divisible by 32, but the model 'narrow' has 48 (llm.layers.0",
+            "--dtype int4: input widths must be divisible by 32, but llm.layers.0",
         ),
         (
             ["flat", "-o", "new", "--depth-dtype", "int4"],
-            "--dtype int4: needs input widths divisible by 32, but the model 'flat' has 16 (depth.",
+            "--dtype int4: input widths must be divisible by 32, but depth.",
         ),
         (["flat", "-o", "new", "--depth-dtype", "int4"], "allowed: int8, bfloat16, or --depth-dtype int8"),
         (["nan", "-o", "new"], "holds NaN or infinite values"),

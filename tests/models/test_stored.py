@@ -95,7 +95,7 @@ def test_a_folder_shares_what_its_base_holds(model: Path) -> None:
         ("gone", "gone/config.json is missing"),
         ("../model", "key 'base' is '../model', expected the name of a folder beside this one"),
         (5, "key 'base' is 5, expected the name"),
-        ("model", "key 'base' is 'model', expected a model folder that has no base itself"),
+        ("model", "key 'base' is 'model', expected a model folder whose config.json has no key 'base'"),
     ],
 )
 def test_a_wrong_base_is_named(model: Path, base: object, says: str) -> None:

@@ -121,7 +121,7 @@ def _longer(
     if asked.from_ is not None:
         raise RequestError("--from and --continue can't be used together", hint="leave one of them out")
     if asked.prompts or asked.prompts_file or asked.inputs:
-        raise RequestError("--continue: the video has its own prompt or input", hint="leave out the new input")
+        raise RequestError("--continue: the video has its own prompt or input", hint="leave out the new one")
     free = ("generation.frames", "generation.context_policy", "model")
     if changed := [key for key in named if decides(key) and key not in free]:
         said = Key(changed[0]), f" can't be used with --continue: {asked.continued} fixes its value"

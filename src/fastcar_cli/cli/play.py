@@ -202,7 +202,7 @@ def _summary(report: dict[str, Any]) -> None:
         return ", ".join(f"{name} {1000 * value:.0f} ms" for name, value in of.items() if value is not None)
 
     table = facts(f"{report['model']}, seed {report['seed']}")
-    table.add_row("frames", f"{report['steps']} decoded, {report['hit_share']:.0%} of them ahead for the right action")
+    table.add_row("frames", f"{report['steps']} decoded, {report['hit_share']:.0%} of them before the action was known")
     if report["steps"]:
         table.add_row("per step", f"{seconds(report['seconds'])}, {report['tokens_per_pass']:.1f} tokens per pass")
     if waits := seconds(report.get("key_to_frame", {})):

@@ -103,7 +103,7 @@ def video_frames(path: Path) -> Iterator[Image8]:
 
 
 def _damaged(path: Path, how: str, whole: int) -> RequestError:
-    hint = ("use fewer ", Key("frames"), ", which may not need the damaged part") if whole else None
+    hint = ("a smaller ", Key("frames"), " may end before the damaged part") if whole else None
     return RequestError(f"is a damaged video ({how})", key="input", value=path, hint=hint)
 
 

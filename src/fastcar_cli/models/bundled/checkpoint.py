@@ -62,7 +62,7 @@ class BundledCheckpoint(Checkpoint):
             needs = f"{self.folder} needs the files of its base: copy the folder {self.base.name!r} beside it"
             shared = read_json(self.base / "config.json", hint=needs)
             if not isinstance(shared, dict) or "base" in shared:
-                raise wrong(file, "base", self.base.name, "a model folder that has no base itself")
+                raise wrong(file, "base", self.base.name, "a model folder whose config.json has no key 'base'")
             return shared | data
         if (kind := data.get("model_type")) is not None:
             allowed = "'vila_u_llama' with the folders llm, vision_tower, mm_projector beside it"
