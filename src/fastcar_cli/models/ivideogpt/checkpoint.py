@@ -61,7 +61,7 @@ class LlamaCheckpoint(Released):
     def _files(self, part: str) -> list[Path]:
         folder = self.parts[part]
         other = next((f", not {f.name}" for f in sorted(folder.glob("*")) if f.suffix in (".bin", ".pt", ".ckpt")), "")
-        hint = f"give a .safetensors file{other}: other files can run code when opened"
+        hint = f"give a .safetensors file{other}: other files may run code when opened"
         return weight_files(folder, (WEIGHTS[part],), (".safetensors",), hint=hint)
 
     def weight_files(self) -> list[Path]:
