@@ -192,7 +192,7 @@ def explain_layer(emulator: Emulator, computing: int, rows: int | None = None) -
     loads, buffered = sum(i.op == "load" for i in mlp.instructions), computing * mlp.weight_bytes
     lines = [
         f"{preset.name}: {preset.title}",
-        f"clock {preset.clock.value:g} MHz, {c} cores; {computing} of {rows} rows compute the MLP in decode step {step}",
+        f"clock {preset.clock.value:g} MHz, {c} cores; {computing} of {rows} rows compute MLPs in decode step {step}",
         "",
         f"MACs per cycle and core = array {preset.core.mac_array.value:g} x utilisation "
         f"{preset.core.utilisation.value:g} = {rates.macs:g}",
