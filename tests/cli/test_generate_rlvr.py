@@ -211,4 +211,4 @@ def test_wrong_folders(run: Run, models: dict[str, str], tmp_path: Path) -> None
     refused(run("generate", "--model", str(here["multi"]), "--dry-run"), "'vocab_size' is 738, expected 498", "bins")
     (here["single"] / "model.safetensors").rename(here["single"] / "pytorch_model.bin")
     shutil.copytree(frame, tmp_path / "single" / "rt1-frame-tokenizer")
-    refused(run(*_begun(str(here["single"]))), "safetensors, not pytorch_model.bin")
+    refused(run(*_begun(str(here["single"]))), "safetensors file, not pytorch_model.bin")
