@@ -80,11 +80,11 @@ def test_int4_without_a_conversion_says_how(make: Callable[..., Path], run: Run,
         (["begun", "-o", "new"], "begun is an unfinished conversion"),
         (
             ["narrow", "-o", "new"],
-            "--dtype int4: input widths must be divisible by 32, but llm.layers.0",
+            "--dtype int4: input widths must be divisible by 32, but 'narrow' has 48 in llm.layers.0",
         ),
         (
             ["flat", "-o", "new", "--depth-dtype", "int4"],
-            "--dtype int4: input widths must be divisible by 32, but depth.",
+            "--dtype int4: input widths must be divisible by 32, but 'flat' has 16 in depth.",
         ),
         (["flat", "-o", "new", "--depth-dtype", "int4"], "allowed: int8, bfloat16, or --depth-dtype int8"),
         (["nan", "-o", "new"], "holds NaN or infinite values"),

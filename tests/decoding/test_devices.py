@@ -32,9 +32,15 @@ def test_a_device_without_kernels_of_its_own_runs_plain_torch(monkeypatch: pytes
     assert executor.name == "torch" and why == "the device is meta"
 
 
-@pytest.mark.parametrize(("device", "said"), [("mps", "finds no MPS device"), ("xpu:3", "no XPU device has")])
-def test_a_device_that_is_not_there_is_refused(device: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("device", "said", "allowed"),
+    [("mps", "finds no MPS device", "cpu, auto"), ("xpu:3", "no XPU device has this number", "xpu:0, xpu:1")],
+)
+def test_a_device_that_is_not_there_is_refused(
+    device: str, said: str, allowed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.mps, "device_count", lambda: 0)
     monkeypatch.setattr(torch.xpu, "device_count", lambda: 2)
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(RequestError, match=said) as error:
         resolve_device(device)
+    assert str(error.value.hint) == f"allowed: {allowed}"

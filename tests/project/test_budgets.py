@@ -17,7 +17,7 @@ from fastcar_cli.cli.app import COMMANDS, app
 
 SOURCE = ROOT / "src"
 LINES = {".py", ".h", ".cpp", ".html", ".js", ".css", ".yaml"}
-MOST_LINES = 29_936
+MOST_LINES = 29_933
 """Of fastcar_cli and fastcar_fpga together."""
 MOST_LABORATORY_LINES = 20_379
 MOST_OPTIONS = 40

@@ -105,7 +105,7 @@ def target_format(source: Source, spec: Spec, dtype: str, depth: str | None = No
     uneven = {name: width for name, width in uneven.items() if not name.startswith("projector.")}
     if uneven:
         name, width = next(iter(uneven.items()))
-        said = f"input widths must be divisible by {GROUP}, but {name} of {spec.name!r} has {width}"
+        said = f"input widths must be divisible by {GROUP}, but {spec.name!r} has {width} in {name}"
         other = () if name.startswith("llm.") else (", or ", Key("depth_dtype"), " int8")
         raise RequestError(said, key="dtype", value="int4", allowed=("int8, bfloat16", *other))
     return form
