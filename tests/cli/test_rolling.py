@@ -73,7 +73,7 @@ def test_a_context_rolls_where_that_is_asked(run: Run, folder: Path, kind: str) 
     ("options", "said"),
     [
         (("--backend", "fpga-sim"), "fpga-sim can't continue a video past its context"),
-        (("--trace", "t.npz"), "--trace supports one context, but this video's context rolls"),
+        (("--trace", "t.npz"), "--trace can't record this video, which needs more than one context"),
     ],
 )
 def test_what_is_of_one_context_is_refused(run: Run, folder: Path, options: tuple[str, ...], said: str) -> None:

@@ -280,7 +280,7 @@ def test_folders_that_can_not_be_used(ask: list[object], tmp_path: Path) -> None
     (tmp_path / "mine" / "thesis.tex").write_text("x")
     for place, said in (
         (tmp_path / "file" / "d", "can't be made"),
-        (tmp_path / "mine", "is not a sweep, but has files"),
+        (tmp_path / "mine", "has no sweep, but other files"),
     ):
         done = sweep(*ask, "-o", place)
         assert isinstance(done.exception, RequestError) and said in str(done.exception)

@@ -23,24 +23,24 @@ from fastcar_cli.system.signals import status, stop_on_signals
 
 COMMANDS = {
     "generate": ("generate:generate", "Generate videos from prompts, or continue input frames."),
-    "convert": ("convert:convert", "Quantize a model into a folder that loads within a second; rerun to resume."),
-    "profile": ("profile:profile", "Time a decode step by module and context length, or a whole video with --decode."),
-    "sweep": ("sweep:sweep", "Measure speed and quality over thresholds, prompts and seeds; rerun to resume."),
+    "convert": ("convert:convert", "Quantize a model and save it in a new folder; rerun to resume."),
+    "profile": ("profile:profile", "Time each module of a decode step; --decode times a whole video."),
+    "sweep": ("sweep:sweep", "Measure speed and quality of videos at several replay thresholds; rerun to resume."),
     "play": ("play:play", "Steer a video during decoding, on a local web page; fastcar saves the session."),
-    "demo": ("demo:demo", "Serve a local web page that makes videos and shows their replay maps; Ctrl-C stops it."),
+    "demo": ("demo:demo", "Serve a local web page that makes videos and shows where MLPs replay; Ctrl-C stops it."),
     "fpga": ("fpga:fpga", "Compute an emulated FPGA accelerator's decode time; `fastcar fpga rtl` writes its RTL."),
-    "fpga rtl": ("", "Write the accelerator's RTL with inputs and expected results, and check it."),
-    "models": ("models:models", "List the named models with input, output, size and source."),
-    "models show": ("models:show", "Show a model's size, decoder, tokens per frame and licence; downloads no weights."),
+    "fpga rtl": ("", "Write the emulated accelerator's RTL, with input data and expected results."),
+    "models": ("models:models", "List the models that fastcar knows by name, with input, output, size and source."),
+    "models show": ("models:show", "Show a model's size, decoder, tokens per frame and licence; download no weights."),
     "pull": ("models:pull", "Download a model from the hub, so that later runs need no network."),
     "presets": ("config:presets", "List the bundled configurations and accelerators."),
-    "config": ("config:config", "Print the effective configuration as YAML."),
+    "config": ("config:config", "Print the settings that a run would use, as YAML."),
 }
 """By command: module and function (empty if fastcar_lab has them), and summary."""
 
 LABORATORY = {
     "train": "Train a bundled model from scratch; rerun to resume from the last checkpoint.",
-    "lab": "Reproduce the bundled models and the published figures.",
+    "lab": "Reproduce the bundled models and the published measurements.",
 }
 
 
@@ -115,7 +115,7 @@ class Commands(TyperGroup):
 app = typer.Typer(
     name="fastcar",
     cls=Commands,
-    help="Generate video with auto-regressive models: lossless drafts, cache attentive replay, native kernels.",
+    help="Generate video with auto-regressive models: speculative decoding, cache attentive replay, native kernels.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

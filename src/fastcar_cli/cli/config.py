@@ -20,11 +20,11 @@ def config(
     ctx: typer.Context,
     config: ConfigFile = None,
     set_: Overrides = None,
-    where: bool = typer.Option(False, "--where", help="List every key with its value and its source."),
+    where: bool = typer.Option(False, "--where", help="List every key with its value and where the value comes from."),
     keys: bool = typer.Option(False, "--keys", help="List all keys with default, allowed values and meaning."),
     as_json: Json = False,
 ) -> None:
-    """Print the effective configuration as YAML.
+    """Print the settings that a run would use, as YAML.
 
     Precedence, highest first: options, --set, --config, environment variables such as FASTCAR_REPLAY_TAU, fastcar.yaml
     in the current folder, defaults. `generate --from` ignores environment variables and fastcar.yaml.
@@ -42,7 +42,7 @@ def config(
     elif as_json:
         typer.echo(json.dumps(run.to_dict()))
     elif (form := ctx.params["form"]) != "table":
-        raise RequestError(f"--format {form}: the configuration is not a table", hint="add --where or --keys")
+        raise RequestError(f"--format {form}: the configuration is YAML, not a table", hint="add --where or --keys")
     else:
         typer.echo(run.to_yaml(), nl=False)
 

@@ -25,17 +25,17 @@ def convert(
     dtype: Literal["int4", "int8", "bfloat16"] = typer.Option("int4", help="Weight format: int4, int8 or bfloat16."),
     depth_dtype: Literal["int8", "int4"] | None = typer.Option(
         None,
-        help="Depth transformer's format in an int4 model: int8 or int4. [default: int8 if narrower than 1,024]",
+        help="Depth transformer's format with --dtype int4: int8 or int4. [default: int8 if its width is below 1,024]",
     ),
     calibrate: Path | None = typer.Option(
-        None, metavar="PROMPTS", help="Calibrate the rounding (GPTQ) on the prompts (at most 32) of this file."
+        None, metavar="PROMPTS", help="Calibrate the rounding with GPTQ on the prompts of this file, at most 32."
     ),
     *,
     flags: Flags,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Quantize a model into a folder that loads within a second; rerun to resume."""
+    """Quantize a model and save it in a new folder; rerun to resume."""
     from fastcar_cli.checkpoints.memory_plan import gib
     from fastcar_cli.convert.calibrate import Calibration
     from fastcar_cli.convert.convert import Conversion, Source, check_folder, padded, target_format
@@ -62,7 +62,7 @@ def convert(
         note(terminal, f"padding MLPs of width {before} with zeros to {after}, a multiple of 32; outputs stay the same")
     form = target_format(source, spec, dtype, depth_dtype)
     if dtype == "int4" and form.depth == "int8" and depth_dtype is None:
-        note(terminal, "the narrow depth transformer stays in int8; --depth-dtype int4 is smaller and less accurate")
+        note(terminal, "the narrow depth transformer uses int8; --depth-dtype int4 makes it smaller and less accurate")
     conversion = Conversion(source, output, form, spec, calibration)
     with contextlib.ExitStack() as bars:
         shown: dict[str, Callable[[str, int, int], None]] = {}
@@ -82,6 +82,6 @@ def convert(
         typer.echo(json.dumps(document | {"shards_kept": result.kept, "seconds": result.seconds}))
         return
     out, there = Results(quiet), f", {result.kept} shards from an earlier run" if result.kept else ""
-    sizes = f"{gib(result.after)} of weights in {dtype}, {gib(result.before)} before"
+    sizes = f"{gib(result.after)} of weights in {dtype}, {gib(result.before)} in the original"
     out.print(f"{result.folder}: {sizes} ({result.seconds:.0f} s{there})", soft_wrap=True)
     out.print(f"use it with fastcar generate --model {result.folder}", soft_wrap=True)

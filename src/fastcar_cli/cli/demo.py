@@ -18,7 +18,7 @@ def demo(
     port: int = typer.Option(0, min=0, max=65535, help="Port of the page; 0 selects a free one."),
     no_browser: bool = typer.Option(False, "--no-browser", help="Print the address without opening a browser."),
 ) -> None:
-    """Serve a local web page that makes videos and shows their replay maps; Ctrl-C stops it."""
+    """Serve a local web page that makes videos and shows where MLPs replay; Ctrl-C stops it."""
     from fastcar_cli.demo.server import Maker, Server
 
     server = Server(Maker(), port)

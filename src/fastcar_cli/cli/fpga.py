@@ -34,16 +34,16 @@ def fpga(
     spread: Literal["eligible", "all"] = typer.Option(
         "eligible", help="Passes in which random MLPs replay: eligible (those after the first frame), or all."
     ),
-    pair_correlation: float = typer.Option(0.0, help="Probability that a video's rows decide together.", min=0, max=1),
+    pair_correlation: float = typer.Option(0.0, help="Probability that a video's rows replay alike.", min=0, max=1),
     profile: Literal["flat", "valley"] = typer.Option(
-        "flat", help="How the ratio of random replay varies over the layers: flat, or valley (lowest in the middle)."
+        "flat", help="How the replay ratio varies over the layers: flat (constant), or valley (lowest in the middle)."
     ),
-    seed: int = typer.Option(0, help="Without FILE: seed of random replay.", min=0, max=2**63 - 1),
+    seed: int = typer.Option(0, help="Without FILE: seed that selects which MLPs replay.", min=0, max=2**63 - 1),
     table: bool = typer.Option(False, "--table", help="Compare emulated results with the FastCar paper's."),
     drafts: bool = typer.Option(
         False, "--drafts", help="Print the emulated speedup from drafts for VILA-U 7B; the default of --rows is then 2."
     ),
-    explain: bool = typer.Option(False, "--explain", help="Print how one layer's cycles and joules add up."),
+    explain: bool = typer.Option(False, "--explain", help="Print the calculation of one layer's cycles and joules."),
     report: Path | None = typer.Option(None, help="Folder for CSV files of cycles, bandwidth and energy."),
     as_json: Json = False,
 ) -> None:
@@ -53,8 +53,8 @@ def fpga(
 
     for asked, others, why in (
         (table, "table preset as_json", "with --table, which emulates the published runs"),
-        (drafts, "drafts preset rows as_json", "with --drafts, which has the shape of the published runs"),
-        (trace, "trace preset window sinks explain report as_json", "with FILE, which contains the decisions"),
+        (drafts, "drafts preset rows as_json", "with --drafts, which always emulates VILA-U 7B"),
+        (trace, "trace preset window sinks explain report as_json", "with FILE, which fixes the model and the replay"),
     ):
         if asked:
             refuse_all_but(ctx, tuple(others.split()), why)
@@ -115,9 +115,9 @@ def _summary(documents: list[dict[str, Any]], work: Any) -> None:
         f"{first['passes']} passes",
         *("replay", "cycles", "s", "J", "J act.", "dense", "static", "ideal", "busy", "DRS"),
         left=0,
-        caption="J: board power x time. J act.: energy of all activities. dense: speedup over decoding without replay "
-        "and DRS (dynamic resource scheduling). static: speedup over replay without DRS. ideal: value of dense if all "
-        "cores did equal work. busy: mean share of cycles with busy MACs. DRS: share of cycles that DRS adds.",
+        caption="J: board power x time. J act.: energy, added up over operations. dense: speedup over decoding without "
+        "replay and DRS (dynamic resource scheduling). static: speedup over replay without DRS. ideal: value of dense "
+        "if all cores had equal work. busy: mean share of cycles in which MACs work. DRS: share of cycles DRS adds.",
     )
     for d in documents:
         cost = (_short(d["cycles"]), f"{d['latency_s']:.4g}", _short(d["energy_j"]), _short(d["energy_activity_j"]))
@@ -127,11 +127,11 @@ def _summary(documents: list[dict[str, Any]], work: Any) -> None:
     if first["window"] == 1:
         return
     shown = columns(
-        f"cost of one final token of every video; the file has {work.steps / first['passes']:.2f} tokens per pass",
+        f"cost of one new token in every video; a pass of the file yields {work.steps / first['passes']:.2f}",
         *("", "cycles", "ms", "mJ", "mJ act.", "against dense"),
         left=0,
-        caption="Lines dense and replay: one token per pass. Lines drafts (no replay) and both (drafts and replay): "
-        "the passes that the file contains. Column against dense: speedup over line dense.",
+        caption="dense and replay: one token per pass. drafts (without replay) and both (drafts with replay): the "
+        "passes in the file. against dense: speedup over dense.",
     )
     costs = first["per_token"]
     for kind, cost in costs.items():

@@ -68,11 +68,11 @@ def generate(ctx: typer.Context, asked: GenerateOptions, flags: Flags) -> None:
         raise RequestError(
             f"{'--report' if asked.trace_to is None else '--trace'} supports only one batch, but {count} videos need "
             f"batches of {size}",
-            hint="use fewer prompts or --samples",
+            hint=f"use fewer prompts or a lower --samples, for at most {size} videos",
         )
     if asked.trace_to is not None and pipe.settings.frames > pipe.settings.held:
-        said, most = "--trace supports one context, but this video's context rolls", pipe.spec.frames
-        raise RequestError(said, allowed=f"at most {most} frames", hint="use --context-policy stop")
+        said, most = "--trace can't record this video, which needs more than one context", pipe.spec.frames
+        raise RequestError(said, allowed=f"--frames {most} or fewer")
     other = [] if recipe is None else same_weights(recipe, str(asked.earlier), run.model, pipe.checkpoint.identity)
     if other and asked.continued is not None:
         raise RequestError(other[0], hint="--continue needs the weights that made the video")
@@ -92,7 +92,7 @@ def _settings(asked: GenerateOptions, flags: Flags) -> tuple[RunConfig, dict[str
     if "replay.tau" in flags and "replay.ratio" in flags:
         raise RequestError(
             f"--tau {flags['replay.tau']} and --replay-ratio {flags['replay.ratio']:g} can't be used together",
-            hint="leave one of them out; with --replay-ratio a controller sets tau",
+            hint="leave one of them out; --replay-ratio adjusts tau by itself",
         )
     overrides = asked.set_ or []
     if asked.earlier is None:
@@ -121,7 +121,7 @@ def _longer(
     if asked.from_ is not None:
         raise RequestError("--from and --continue can't be used together", hint="leave one of them out")
     if asked.prompts or asked.prompts_file or asked.inputs:
-        raise RequestError("--continue: the video has its own prompt or input", hint="leave out the new one")
+        raise RequestError("--continue: the video has its own prompt or input", hint="leave out any other input")
     free = ("generation.frames", "generation.context_policy", "model")
     if changed := [key for key in named if decides(key) and key not in free]:
         said = Key(changed[0]), f" can't be used with --continue: {asked.continued} fixes its value"
@@ -188,7 +188,7 @@ def _without_effect(ctx: typer.Context, run: RunConfig) -> list[str]:
     dense = run.replay.tau.off and run.replay.ratio is None
     idle = {
         "nothing replays without --tau or --replay-ratio": (dense, ("score", "tas", "gate", "max_replay_age")),
-        f"the score is {run.replay.score}": (not dense and run.replay.score != "tas", ("tas",)),
+        f"the score is {run.replay.score}, not tas": (not dense and run.replay.score != "tas", ("tas",)),
         "attention is full without --window": (run.attention.window is None, ("sinks",)),
         "temperature 0 selects the most likely code": (run.sampling.temperature == 0, ("top_k", "top_p")),
     }
@@ -292,7 +292,7 @@ def _on_the_hub(model: str, repository: str) -> tuple[Path | None, dict[str, int
 def _table(document: dict[str, Any], plan: Any) -> None:
     from fastcar_cli.checkpoints.memory_plan import gib
 
-    table = facts(f"{document['model']}: nothing was written")
+    table = facts(f"plan for {document['model']} (nothing was written)")
     table.add_row("folder", document["folder"] or "none (the hub can't be reached, so fastcar uses published sizes)")
     for name, size in document["files"].items():
         state = "missing" if name in document["missing"] else gib(size)
@@ -305,6 +305,6 @@ def _table(document: dict[str, Any], plan: Any) -> None:
     )
     if document["expected_s"] is not None:
         bound = "at least" if "GB/s" in document["expected_from"] else "at most"
-        more = "replay or drafts take less" if bound == "at most" else "plus prompt and pixels"
+        more = "less with replay or drafts" if bound == "at most" else "prompt and pixels take extra time"
         table.add_row("time", f"{bound} {document['expected_s']:.1f} s ({document['expected_from']}; {more})")
     Results().print(table)

@@ -82,7 +82,7 @@ class Given:
                 hint = "leave out the prompt, --input or --from"
                 raise RequestError("--example can't be used with other inputs", hint=hint)
             if run.model not in BUNDLED_EXAMPLES:
-                raise RequestError(f"--example: {run.model!r} has no example", allowed=", ".join(BUNDLED_EXAMPLES))
+                raise RequestError(f"--example: the model {run.model!r} has none", allowed=", ".join(BUNDLED_EXAMPLES))
             example = BUNDLED_EXAMPLES[run.model]
             texts, files = ([], [folder_of(run.model) / example]) if _FILE.search(example) else ([(example, None)], [])
         return cls(
@@ -104,7 +104,7 @@ class Given:
         if not self.inputs:
             continued = self.recipe is not None and given(ctx).get("continued")
             names = ("truth", "start", "step", "key", "goal", *(() if continued else ("actions",)))
-            refuse(ctx, names, "without --input", "it needs --input with frames")
+            refuse(ctx, names, "without --input", "it needs --input FILE")
         self.inputs.check()
         model = run.model
         context = spec.frames_of(spec.continuing(run.generation.context).layout.context)

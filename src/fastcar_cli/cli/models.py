@@ -12,13 +12,13 @@ from fastcar_cli.cli.render import Results, columns, facts
 
 Name = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="Model name, or a folder.", show_default=False, autocompletion=a_model),
+    typer.Argument(metavar="NAME", help="Name or folder of a model.", show_default=False, autocompletion=a_model),
 ]
 
 
 @options()
 def models(as_json: Json = False) -> None:
-    """List the named models with input, output, size and source."""
+    """List the models that fastcar knows by name, with input, output, size and source."""
     from fastcar_cli.checkpoints.names import BUNDLED, REPOSITORIES
 
     rows = [_line(name) for name in (*BUNDLED, *REPOSITORIES)]
@@ -37,7 +37,7 @@ def models(as_json: Json = False) -> None:
 
 @options()
 def show(name: Name, as_json: Json = False) -> None:
-    """Show a model's size, decoder, tokens per frame and licence; downloads no weights."""
+    """Show a model's size, decoder, tokens per frame and licence; download no weights."""
     from fastcar_cli.checkpoints.hub import licence, repository_of
     from fastcar_cli.checkpoints.names import BUNDLED
     from fastcar_cli.checkpoints.open import spec_of

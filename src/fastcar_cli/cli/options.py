@@ -39,14 +39,14 @@ Overrides = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Set one configuration key, section.key=value; repeat the option for more.",
+        help="Set one configuration key, such as replay.tau=-2; repeat the option for more keys.",
         autocompletion=words(lambda: [f"{key}=" for key in settings()]),
     ),
 ]
 Accelerator = Annotated[
     str | None,
     typer.Option(
-        help="Accelerator: a preset or a YAML file. [default: edge-small; paper-u280 if the model is too large]",
+        help="Accelerator: a preset or a YAML file. [default: edge-small, or paper-u280 for a model too large for it]",
         autocompletion=words(fpga_presets),
     ),
 ]
@@ -71,7 +71,7 @@ class VideoOptions(Options):
 
     prompts: list[str] | None = typer.Argument(None, metavar="PROMPT", help="What the video shows.")
     prompts_file: Path | None = typer.Option(
-        None, "--prompts", help="Prompt file: one prompt per line, a VBench JSON list, or .jsonl."
+        None, "--prompts", help="File of prompts: text with one prompt per line, a JSON list as in VBench, or .jsonl."
     )
     inputs: list[Path] | None = typer.Option(
         None,
@@ -84,7 +84,7 @@ class VideoOptions(Options):
         metavar="FILE",
         help="File of actions, one row per frame: .npz, .npy, .csv, .tsv or .json. [default: those in an .npz input]",
     )
-    names: str | None = typer.Option(None, hidden=True, help="vbench: link to each video: vbench/{prompt}-{index}.mp4.")
+    names: str | None = typer.Option(None, hidden=True, help="vbench: link vbench/{prompt}-{index}.mp4 to each video.")
     shard: str | None = typer.Option(None, help="Do one part of the work: k/n, such as 3/8 for part 3 of 8.")
     engine: str = typer.Option(
         "local", help="Where to run: local, or ray for a Ray cluster.", autocompletion=words(("local", "ray"))

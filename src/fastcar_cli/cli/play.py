@@ -42,10 +42,10 @@ def play(
     steps: str | None = typer.Option(
         None, "--actions", metavar="FILE", help="Read actions from this file, or from standard input (-)."
     ),
-    frames: str = typer.Option("none", "--frames", help="Form of the frames that --json prints: none, png or codes."),
+    frames: str = typer.Option("none", "--frames", help="How --json prints frames: none, png or codes."),
     terminal: bool = typer.Option(False, "--terminal", help="Play in the terminal."),
     output: str | None = typer.Option(
-        None, "-o", "--output", help="File (.mp4, .gif) for the session. [default: named after the model]"
+        None, "-o", "--output", help="File (.mp4, .gif) for the session's video. [default: named after the model]"
     ),
     port: int = typer.Option(0, min=0, max=65535, help="Port of the page; 0 selects a free one."),
     no_browser: bool = typer.Option(False, "--no-browser", help="Print the address without opening a browser."),
@@ -116,7 +116,7 @@ def _session(model: str, flags: Flags, file: Path | None, output: str | None, qu
     if not spec.conditions:
         raise RequestError(f"the model {model!r} takes no actions", hint=f"use another model, such as {DEFAULT_MODEL}")
     if file is None and (model not in BUNDLED or model not in BUNDLED_EXAMPLES):
-        raise RequestError(f"no input given: the model {model!r} needs a frame as input", hint="give --input FRAME")
+        raise RequestError(f"no input given: the model {model!r} needs a frame as input", hint="give --input FILE")
     file = folder_of(model) / BUNDLED_EXAMPLES[model] if file is None else file
     files = ClipFiles((file,))
     files.check()
@@ -206,7 +206,7 @@ def _summary(report: dict[str, Any]) -> None:
     if report["steps"]:
         table.add_row("per step", f"{seconds(report['seconds'])}, {report['tokens_per_pass']:.1f} tokens per pass")
     if waits := seconds(report.get("key_to_frame", {})):
-        table.add_row("key to frame", waits)
+        table.add_row("key press to frame", waits)
     results = Results()
     results.print(table)
     if report["steps"]:

@@ -27,10 +27,10 @@ KEY = re.compile(r"\x1b\[[A-D]|\x1bO[A-D]|.", re.S)
 def check_terminal() -> None:
     """Raise RequestError if keys can't be read or frames can't be shown."""
     if sys.platform == "win32":
-        raise RequestError("--terminal does not work on Windows", hint="fastcar play without --terminal opens a page")
+        raise RequestError("--terminal does not work on Windows", hint="run fastcar play without --terminal")
     why = "standard input is not a terminal" if not sys.stdin.isatty() else lacking(console())
     if why is not None:
-        raise RequestError(f"--terminal: {why}", hint="fastcar play without --terminal opens a page")
+        raise RequestError(f"--terminal: {why}", hint="run fastcar play without --terminal")
 
 
 def play_here(session: PlaySession) -> None:

@@ -33,18 +33,18 @@ def profile(
     *,
     flags: Flags,
     repeats: int = typer.Option(5, help="Number of timed steps per measurement.", min=1, max=10**6),
-    replay_ratio: float = typer.Option(0.8, help="Replay ratio for comparing drafts with replay.", min=0, max=1),
-    backend: choices.Backend = typer.Option("torch", help="Backend: torch, or fpga-sim for emulated cycles."),
+    replay_ratio: float = typer.Option(0.8, help="Replay ratio to compare drafts with.", min=0, max=1),
+    backend: choices.Backend = typer.Option("torch", help="Backend: torch (measured), or fpga-sim (emulated)."),
     fpga: Accelerator = None,
     decode: str | None = typer.Option(None, metavar="PROMPT", help="Profile a whole video of this prompt."),
     tau: str = typer.Option("-2", help="Replay threshold for --decode."),
     seed: int = typer.Option(0, help="Seed of the video for --decode.", min=0, max=2**63 - 1),
     save: Path | None = typer.Option(None, help="Save the result to this JSON file."),
     compare: Path | None = typer.Option(None, help="Compare with the times in this file, which --save wrote."),
-    dry: bool = typer.Option(False, "--dry-run", help="Print required memory and number of layers; measure nothing."),
+    dry: bool = typer.Option(False, "--dry-run", help="Print the memory that a measurement needs; do not measure."),
     as_json: Json = False,
 ) -> None:
-    """Time a decode step by module and context length, or a whole video with --decode.
+    """Time each module of a decode step; --decode times a whole video.
 
     Published models such as vila-u-7b run with random weights of their shapes, without a download.
     """
@@ -114,8 +114,8 @@ def _dry_run(run: RunConfig, lengths: list[int], rows: int | None, repeats: int,
     _, rows, layers, plan = plan_profile(run, lengths, rows, repeats)
     if as_json:
         return typer.echo(json.dumps({"model": run.model, "rows": rows, "layers": layers, **plan.to_dict()}))
-    table = facts(f"{run.model}: nothing was measured")
-    table.add_row("layers", f"{layers['measured']} of {layers['scaled_to']}; rows: {rows}")
+    table = facts(f"plan for {run.model} (nothing was measured)")
+    table.add_row("layers", f"{layers['measured']} of {layers['scaled_to']} would run, with {rows} rows")
     add_memory(table, plan)
     Results().print(table)
 
@@ -191,7 +191,7 @@ def show(document: dict[str, Any]) -> None:
 def _length(model: str, length: dict[str, Any]) -> Table:
     names = [name for name in _COLUMNS if (name == "Mcycles") == ("step_cycles" in length)]
     title = f"{model}, one step at {length['seq']:,} tokens of context: {length['step_ms']:.2f} ms"
-    table = columns(title, "module", "ms", "share", *names, caption="floor ms: lower bound of ms" * (len(names) > 1))
+    table = columns(title, "module", "ms", "share", *names, caption="floor ms: least possible time" * (len(names) > 1))
     for name, module in length["modules"].items():
         row = [name.replace("_", " "), f"{module['ms']:,.3f}", f"{module['share']:.1%}"]
         for key, unit, digits in map(_COLUMNS.__getitem__, names):
@@ -208,10 +208,10 @@ def _length(model: str, length: dict[str, Any]) -> Table:
 def _replay(replay: dict[str, Any], rows: int) -> Table:
     measured = f"Measured speedup if every MLP replays: {replay['measured_all_replayed']:.2f}x."
     table = columns(
-        f"replay at {replay['seq']:,} tokens of context: MLPs take {replay['mlp_share']:.0%} of a step, so its "
+        f"replay at {replay['seq']:,} tokens of context: MLPs take {replay['mlp_share']:.0%} of a step, so the "
         f"speedup is at most {replay['ceiling']:.2f}x; TAS takes {replay['tas_ms']:.3f} ms",
         *("replayed", "rows alone", "in pairs", "together"),
-        caption=f"replayed: replay ratio. Other columns: expected speedup by how {rows} rows decide. {measured}",
+        caption=f"replayed: replay ratio. Other columns: speedup if the {rows} rows replay in this way. {measured}",
     )
     for row in replay["expected"]:
         table.add_row(f"{row['ratio']:.1%}", *(f"{row[k]:.2f}x" for k in ("rows_alone", "in_pairs", "together")))
@@ -240,7 +240,7 @@ def _decode(profile: dict[str, Any]) -> None:
         f"{profile['prompt']!r}, seed {profile['seed']}, tau {profile['tau']} (TAS: {profile['tas']}): "
         f"{replay['eligible_ratio']:.1%} of the eligible MLPs replayed",
         *("layer", "replayed", "TAS 5 %", "median", "95 %", "above tau", "similarity"),
-        caption="TAS 5 %, median and 95 %: percentiles of TAS without replay. above tau: share of these TAS above tau. "
+        caption="TAS 5 %, median and 95 %: percentiles of TAS without replay. above tau: share of TAS above tau. "
         "similarity: mean cosine between an MLP's outputs in consecutive frames",
     )
     for i, percentiles in enumerate(profile["tas_percentiles"]):

@@ -182,7 +182,7 @@ def add_memory(table: Table, plan: MemoryPlan) -> None:
     table.add_row("weights", f"{gib(plan.weights)} in {plan.dtype}")
     table.add_row("KV cache", gib(plan.kv_cache))
     table.add_row("replay cache", gib(plan.replay_cache) if plan.replay_cache else "none (tau off)")
-    table.add_row("memory", f"{gib(plan.needed)}, {gib(plan.base)} for torch and pixels; {gib(plan.available)} free")
+    table.add_row("memory", f"{gib(plan.needed)} ({gib(plan.base)} for torch and pixels), {gib(plan.available)} free")
     table.add_row("fits", ("yes" if plan.fits else "no") + f", on {plan.device}")
 
 
@@ -229,7 +229,7 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
     table.add_row(
         "time",
         f"load {timing['load_s']:.2f} s, prefill {timing['prefill_s']:.2f} s, "
-        f"decode {timing['decode_s']:.2f} s{share}, vision {timing['vision_s']:.2f} s",
+        f"decode {timing['decode_s']:.2f} s{share}, pixels {timing['vision_s']:.2f} s",
     )
     backend = report["backend"]
     if backend["name"] == "fpga-sim":
@@ -243,7 +243,7 @@ def _input(clip: dict[str, Any]) -> str:
     if clip["frames"] is None:
         return f"{clip['name']}, {used}, which the recipe contains"
     frames = ", ".join(map(str, clip["frames"][: clip["context"]]))
-    return f"{clip['name']} ({clip['width']} x {clip['height']}), {used}: {frames}"
+    return f"{clip['name']} ({clip['width']} x {clip['height']}), {used} (index {frames})"
 
 
 _ERRORS = {"psnr_db": ("PSNR (dB)", "{:.1f}"), "ssim": ("SSIM", "{:.3f}"), "temporal": ("temporal error", "{:.1f}")}
@@ -258,13 +258,13 @@ def accelerator(table: Table, backend: dict[str, Any]) -> None:
     table.add_row(
         "  energy",
         f"{backend['energy_j']:.3g} J at constant {backend['power_w']:.3g} W "
-        f"({backend['energy_per_token_j'] * 1e3:.3g} mJ per token), or {energy['activity_j']:.3g} J by activity",
+        f"({backend['energy_per_token_j'] * 1e3:.3g} mJ per token), or {energy['activity_j']:.3g} J by operation",
     )
     if backend["window"] > 1:
         costs = backend["per_token"].items()
         shown = (f"{kind} {cost['cycles']:,.0f} cycles, {cost['energy_j'] * 1e3:.3g} mJ" for kind, cost in costs)
         table.add_row("  per final token", "; ".join(shown))
-    table.add_row("  cores at work", cores)
+    table.add_row("  busy, by core", cores)
     table.add_row("  DRS", f"{backend['drs_cycles']:,} cycles, {backend['drs_share']:.2%} of all")
     table.add_row(
         "  speedup",

@@ -24,7 +24,7 @@ from fastcar_cli.pipeline.engines import check_engine
 from fastcar_cli.system.signals import status
 
 METRICS = ("psnr", "ssim", "ms-ssim", "temporal", "fidelity", "lpips")
-_OWN = "[default: the configuration's]"
+_OWN = "[default: the configuration's value]"
 
 
 def _list(help: str, allowed: tuple[str, ...] = ()) -> Any:
@@ -36,28 +36,28 @@ def _list(help: str, allowed: tuple[str, ...] = ()) -> Any:
 class SweepOptions(VideoOptions):
     """Options of `sweep`; for None the sweep uses the configuration's values."""
 
-    output: Path | None = typer.Option(None, "-o", "--output", help="Folder for the sweep.")
-    tau: str | None = _list(f"Replay thresholds: off, numbers (0 to -4 is useful), -inf. {_OWN}")
+    output: Path | None = typer.Option(None, "-o", "--output", help="Folder for the results and the videos.")
+    tau: str | None = _list(f"Replay thresholds: off, numbers (0 to -4 is useful), or -inf (all replay). {_OWN}")
     replay_ratio: str | None = _list("Target replay ratios to measure, in addition to the thresholds of --tau.")
     score: str | None = _list(f"Scores that decide on replay: {{}}. {_OWN}", AXES["score"])
     axis: str | None = _list(
         "Measure all values of one option: score (at replay ratios 0.2,0.5,0.8), gate, or draft (lengths 4,8,16).",
         ("score", "gate", "draft"),
     )
-    draft: str | None = _list("Drafts: {}. [default: off]", AXES["draft"])
+    draft: str | None = _list("Kinds of drafts: {}. [default: off]", AXES["draft"])
     draft_window: str | None = _list("Draft lengths (input tokens per pass) for --draft. [default: 16]")
-    seeds: str = typer.Option("0", help="Seeds, such as 0-3 or 0,5,7.")
-    window: str | None = _list(f"Attention windows in tokens; off: full attention. {_OWN}")
-    gate: str | None = _list(f"A guided video's rows replay alone (row) or together (pair). {_OWN}", AXES["gate"])
-    backend: str | None = _list(f"Backends: {{}}. {_OWN}", AXES["backend"])
+    seeds: str = typer.Option("0", help="Seeds of the videos, such as 0-3 or 0,5,7.")
+    window: str | None = _list(f"Attention windows in tokens, or off for full attention. {_OWN}")
+    gate: str | None = _list(f"Whether a guided video's rows replay alone (row) or as a pair. {_OWN}", AXES["gate"])
+    backend: str | None = _list(f"Backends for MLPs: {{}}. {_OWN}", AXES["backend"])
     repeats: int = typer.Option(3, help="Number of timed decodes per video and setting.", min=1, max=1000)
     metrics: str | None = _list("Metrics: {}. [default: all but lpips]", METRICS)
-    lpips_weights: Path | None = typer.Option(None, help="State dict of torchvision's AlexNet or VGG16 for lpips.")
+    lpips_weights: Path | None = typer.Option(None, help="State dict file of torchvision's AlexNet or VGG16 for lpips.")
 
 
 @options("model", "generation.frames", "input.start", "input.step", "input.key")
 def sweep(ctx: typer.Context, asked: SweepOptions, flags: Flags) -> None:
-    """Measure speed and quality over thresholds, prompts and seeds; rerun to resume.
+    """Measure speed and quality of videos at several replay thresholds; rerun to resume.
 
     Quality compares each video with the dense video of the same prompt and seed.
     """
@@ -71,7 +71,7 @@ def sweep(ctx: typer.Context, asked: SweepOptions, flags: Flags) -> None:
     clips.check()
     texts, notes = list[str](), list[str]()
     if not clips:
-        refuse(ctx, ("actions", "start", "step", "key"), "without --input", "it needs --input with frames")
+        refuse(ctx, ("actions", "start", "step", "key"), "without --input", "it needs --input FILE")
         texts, notes = join_prompts(asked.prompts or [], asked.prompts_file)
     elif asked.prompts or asked.prompts_file is not None:
         raise RequestError("--input and prompts can't be used together", hint="leave out --input or the prompts")
@@ -110,7 +110,7 @@ def sweep(ctx: typer.Context, asked: SweepOptions, flags: Flags) -> None:
         note(terminal, text)
     with session.opened(output) as store:
         for text in store.damaged:
-            note(terminal, text, "damaged cell, decoded again if the grid contains it")
+            note(terminal, text, "damaged cell, decoded again if this sweep needs it")
         try:
             with progress(terminal, "decodes") as bar:
                 session.run(store, partial(bar.advance, bar.add_task("sweep", total=session.left(store))))
@@ -216,7 +216,7 @@ def show(out: Console, terminal: Console, results: dict[str, Any], folder: Path,
 
 def show_plan(out: Console, document: dict[str, Any]) -> None:
     """Print the plan of a sweep."""
-    table = facts("nothing was written")
+    table = facts("plan of the sweep (nothing was written)")
     plan = document["plan"]
     for key in ("prompts", "seeds"):
         table.add_row(key, str(len(plan[key])))
@@ -231,10 +231,10 @@ def show_plan(out: Console, document: dict[str, Any]) -> None:
         if values:
             table.add_row(key, ", ".join(values))
     table.add_row("cells", f"{document['cells']}" + (f" (shard {document['shard']})" if document["shard"] else ""))
-    table.add_row("decodes", f"{document['decodes']}, {plan['repeats']} per cell; {document['left']} left")
+    table.add_row("decodes", f"{document['decodes']} ({plan['repeats']} per cell), {document['left']} of them left")
     seconds = document["expected_s"]
-    expected = "not measured" if seconds is None else duration(sum(seconds.values()))
-    more = " at most, without metrics (extrapolated from one short dense decode)" if seconds else ""
+    expected = "not measured" if seconds is None else f"at most {duration(sum(seconds.values()))}"
+    more = ", without the time for metrics (extrapolated from one short dense decode)" if seconds else ""
     table.add_row("expected", expected + more)
     out.print(table)
 

@@ -145,7 +145,7 @@ def make(pipe: VideoPipeline, jobs: list[Job], folder: Path | None, asked: Gener
     for i, video in written.items():
         writer = video.writer
         if writer.renamed is not None:
-            note(terminal, f"renamed the existing {writer.path} to {writer.renamed}; --force overwrites instead")
+            note(terminal, f"renamed the existing {writer.path} to {writer.renamed}; --force overwrites it instead")
         report = pipe.report(i) | keys_of(taken[i], pipe.context) | video.compared(taken[i], pipe.context)
         # After an interrupt some of the videos may lack the newest frame.
         size = {"width": writer.width, "height": writer.height}
@@ -269,7 +269,7 @@ def _there(jobs: Sequence[Job], pipe: VideoPipeline, force: bool) -> dict[int, d
             if report["video"].get("sha256") == sha256_of(job.path):
                 reports[index] = report
         elif not force and recipe_in(job.path) != recipe:
-            hint = "name another folder, or overwrite with --force"
+            hint = "name another folder with -o, or add --force to overwrite the file"
             raise RequestError(f"{job.path} already exists and was made with a different recipe", hint=hint)
     return reports
 
@@ -321,5 +321,5 @@ def _make_left(
                     reports[index] = report
             except (OSError, RunError) as e:
                 why = e.strerror if isinstance(e, OSError) else str(e).rpartition(": ")[2]
-                raise RunError(f"{path} could not be written: {why}", hint="finished videos are saved") from None
+                raise RunError(f"{path} could not be written: {why}", hint=f"finished videos are in {folder}") from None
             bar.update(task, completed=len(reports) - before)

@@ -55,7 +55,7 @@ class GenerationKeys(Section):
     frames: int | None = setting(None, "number of frames, context frames included", by_model=True, common=True, ge=1)
     context: int | None = setting(None, "number of input frames that the video continues: 1 or 9", by_model=True, ge=1)
     context_policy: choices.ContextPolicy | None = setting(
-        None, "if the model can't hold all frames: stop is an error, roll restarts from the last frames", by_model=True
+        None, "if the model can't hold all frames: stop is an error; roll restarts from the last frames", by_model=True
     )
     size: str | None = setting(None, "frame size WIDTHxHEIGHT, if the model has several", by_model=True, pattern=SIZES)
     seed: int | None = setting(None, "seed of the first video", unset="random, printed", common=True, ge=0, lt=2**63)
@@ -100,25 +100,25 @@ class ReplayKeys(Section):
         common=True,
     )
     ratio: float | None = setting(
-        None, "target replay ratio, such as 0.8; a controller sets tau", flag="--replay-ratio", common=True, gt=0, lt=1
+        None, "target replay ratio, such as 0.8; fastcar adjusts tau", flag="--replay-ratio", common=True, gt=0, lt=1
     )
-    controller: choices.Controller = setting("layer", "layer: one tau per layer; global: a single tau", flag=None)
+    controller: choices.Controller = setting("layer", "replay.ratio sets tau by layer, or one global tau", flag=None)
     score: choices.Score = setting("tas", "score to compare with tau; tas is the temporal attention score", common=True)
     tas: choices.TasDefinition | None = setting(
-        None, "attention: TAS uses the queries after rotary embedding; released: those before it", by_model=True
+        None, "queries that TAS uses: those after rotary embedding (attention) or before it (released)", by_model=True
     )
-    gate: choices.Gate | None = setting(None, "a video's two rows replay alone (row) or together (pair)", by_model=True)
+    gate: choices.Gate | None = setting(None, "whether a video's rows replay alone (row) or as a pair", by_model=True)
     max_age: int | None = setting(
         None, "maximum number of consecutive replays of one MLP output", flag="--max-replay-age", unset="no limit", ge=1
     )
     first_frame: int = setting(0, "index of the first decoded frame that may replay, counted from 0", flag=None, ge=0)
-    eligible: choices.Eligible = setting("codes", "tokens that may replay: codes, or codes and delimiters", flag=None)
+    eligible: choices.Eligible = setting("codes", "tokens that may replay: codes, or all (with delimiters)", flag=None)
 
     @field_validator("ratio", mode="after")
     @classmethod
     def _one_of_both(cls, value: float | None, info: ValidationInfo) -> float | None:
         if value is not None and not info.data.get("tau", OFF).off:
-            raise ValueError(f"no ratio while 'replay.tau' is {info.data['tau']}; with a ratio a controller sets tau")
+            raise ValueError(f"no ratio while 'replay.tau' is {info.data['tau']}: leave one of them out")
         return value
 
 
@@ -136,9 +136,9 @@ class DraftKeys(Section):
 
     kind: choices.Draft | None = setting(
         None,
-        "speculative decoding: the same video in fewer passes. frame: drafts are the previous frame's codes; jacobi: "
-        "drafts are discarded samples of the last pass, or else the previous frame's codes; auto: jacobi, with the "
-        "number of tokens per pass that is fastest on this machine",
+        "speculative decoding, which gives the same video in fewer passes. Drafts are the previous frame's codes "
+        "(frame), or samples that the last pass discarded (jacobi). auto is jacobi with the number of tokens per "
+        "pass that is fastest on this machine",
         flag="--draft",
         unset="auto; off in sweep and profile",
         common=True,
@@ -174,7 +174,7 @@ class BackendKeys(Section):
         None,
         "accelerator for fpga-sim: a preset or a YAML file",
         flag="--fpga",
-        unset="edge-small; paper-u280 if the model is too large",
+        unset="edge-small, or paper-u280 for a model too large for it",
         common=True,
         min_length=1,
     )

@@ -167,7 +167,7 @@ def _explain(error: ValidationError, where: Text | None) -> RequestError:
     if problem["type"] in ("model_type", "dataclass_type", "string_pattern_mismatch"):
         allowed = None if key in keys else "a mapping of keys"
     value = _Shown().repr(problem.get("input"))
-    hint = keys[key].meaning if key in keys else None
+    hint = "meaning: " * (allowed is not None) + keys[key].meaning if key in keys else None
     return RequestError("not allowed", key=key, value=value, where=where, allowed=allowed, hint=hint)
 
 

@@ -45,7 +45,7 @@ async function make(event) {
 }
 FORM.addEventListener("submit", make);
 show("notes", DATA.notes.join("; "));
-at("footer").textContent = `fastcar ${DATA.version} on this machine; the address works here only.`;
+at("footer").textContent = `fastcar ${DATA.version}. The address works only on this machine.`;
 
 if (CELLS.length) {
   const [cell] = CELLS;

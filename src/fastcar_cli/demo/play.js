@@ -39,7 +39,7 @@ function percentile(share) {
 
 function drawNumbers() {
   const rows = { "Frame": line.steps, "Frames per second": fixed(1)(line.fps), "Tokens per pass": fixed(1)(line.tokens_per_pass),
-    "Key to frame, median": percentile(0.5), "Key to frame, 99th percentile": percentile(0.99), "Frames decoded ahead": percent(line.hit_share), "Seed": line.seed };
+    "Key press to frame, median": percentile(0.5), "Key press to frame, 99th percentile": percentile(0.99), "Frames decoded ahead": percent(line.hit_share), "Seed": line.seed };
   at("numbers").replaceChildren(...Object.entries(rows).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, String(value))]));
   at("pause").textContent = line.paused ? "Play" : "Pause";
   at("file").textContent = line.file ? `This session: ${line.file}` : "";
@@ -135,5 +135,5 @@ at("change").addEventListener("submit", (event) => { event.preventDefault(); ord
 at("show-map").addEventListener("change", drawMap);
 at("title").textContent = MODEL.name;
 at("how").textContent = PAIR ? "Steer with the arrow keys, with W A S D, or by pressing on the frame. Without a key the action is zero." : MODEL.words ? `${MODEL.words}; without a key the robot rests.` : "Each slider sets one number of the action.";
-at("footer").textContent = `fastcar ${DATA.version} on this machine; the address works here only. Ctrl-C in the terminal ends fastcar and saves the session.`;
+at("footer").textContent = `fastcar ${DATA.version}. The address works only on this machine. Ctrl-C in the terminal ends fastcar and saves the session.`;
 follow();

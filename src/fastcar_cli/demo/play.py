@@ -185,6 +185,6 @@ class _PlayHandler(LocalHandler):
         except FastcarError as e:
             answer = self.said(e)
         except FuturesTimeoutError:
-            answer = {"error": "the session is busy"}
+            answer = {"error": "the session is busy; try again"}
         self.begin(200, "application/json")
         self.line(answer)

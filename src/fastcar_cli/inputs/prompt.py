@@ -189,7 +189,7 @@ def prompts_in(file: Path, where: Text) -> Listed:
 def _text(entry: Any, number: int, where: Text) -> str:
     value = entry.get("prompt_en", entry.get("prompt")) if isinstance(entry, dict) else entry
     if not isinstance(value, str) or not value.strip():
-        raise RequestError(f"entry {number} is not a text and has none under 'prompt_en' or 'prompt'", where=where)
+        raise RequestError(f"entry {number} is not a text, and has no text under 'prompt_en' or 'prompt'", where=where)
     return value.strip()
 
 

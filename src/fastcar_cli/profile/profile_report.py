@@ -107,7 +107,7 @@ def _executor(wanted: str, shape: Shape) -> tuple[str, str]:
     if wanted == "graph" or (wanted == "native" and why is not None):
         said = why if wanted == "native" else "profile can't time the modules of a CUDA graph"
         raise RequestError(said or "", key="executor", value=wanted, allowed="auto, torch")
-    return wanted, f"{'native kernels' if wanted == 'native' else 'plain torch'}, requested"
+    return wanted, f"{'native kernels' if wanted == 'native' else 'plain torch'}, as requested"
 
 
 def _own_dtype(model: str, default: str) -> str:
@@ -279,7 +279,7 @@ def profile_decode(pipe: VideoPipeline, prompt: str, seed: int) -> dict[str, Any
     if tau < math.inf and stats.eligible_ratio in (0.0, 1.0):
         did = "nothing" if stats.eligible_ratio == 0 else "every eligible MLP"
         between = f"TAS of this run lies between {tas.min():.2f} and {tas.max():.2f}"
-        warning = f"tau {tau:g} is inert: {did} replays; {between}"
+        warning = f"at tau {tau:g} {did} replays; {between}"
     percentiles = [np.percentile(row, PERCENTILES).tolist() for row in tas]
     return {
         "prompt": prompt,

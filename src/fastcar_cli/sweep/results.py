@@ -198,8 +198,8 @@ def knees(summary: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[dic
             continue
         value = "identical" if best[quality] is None else f"{best[quality]:.3g}"
         why = (
-            f"replay ratio {best['replay_ratio']:.1%} at {quality} {value}; this point is the farthest above the line "
-            f"from the dense cell to the cell with most replay (by {height:.2f}, both axes scaled to 0..1)"
+            f"replay ratio {best['replay_ratio']:.1%}, {quality} {value}: of all points, the farthest above the line "
+            f"from no replay to most replay (by {height:.2f} if both axes are scaled to 0..1)"
         )
         bends.append({**{k: best[k] for k in SETTING}, "why": why})
     return bends

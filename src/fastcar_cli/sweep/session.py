@@ -86,7 +86,7 @@ class Session:
         self.grid = grid = _grid_of(request, tuple(clips) or request.prompts, str(pipe.resolved.replay.gate))
         if len(grid) > MOST:
             hint = ("use fewer ", Key("seeds"), " or values of ", Key("tau"))
-            raise RequestError(f"the grid has {len(grid)} cells, allowed: {MOST}", hint=hint)
+            raise RequestError(f"the sweep has {len(grid)} cells, allowed: at most {MOST}", hint=hint)
         scorer = Scorer(tuple(n for n in request.metrics if n != "fidelity"), request.lpips)
         scorer.check(pipe.height, pipe.width)
         self.notices = notices = first_of(pipe.notices([clips.get(p, p) for p in grid.prompts]))
@@ -106,7 +106,7 @@ class Session:
         self.groups = shard_of(every, request.shard)
         if not self.groups:
             why = "and a shard computes whole groups; a group is a dense cell and all cells that are compared with it"
-            notices.append(f"shard {request.shard} has nothing to do: the grid has only {len(every)} groups, {why}")
+            notices.append(f"shard {request.shard} has nothing to do: the sweep has only {len(every)} groups, {why}")
 
     def fingerprint(self) -> dict[str, Any]:
         """Everything that changes a cell apart from its own parameters, as flat keys."""
@@ -260,7 +260,7 @@ def grid_document(request: Request, folder: Path | None) -> dict[str, Any]:
             store = Store(folder)
             store.compare(session.fingerprint())
             store.read(c for g in groups for c in g)
-            notes = [*notes, *(f"damaged cell, to be decoded again: {d}" for d in store.damaged)]
+            notes = [*notes, *(f"damaged cell, which the sweep will decode again: {d}" for d in store.damaged)]
         left, seconds = session.left(store), session.expected_seconds(store)
     cells = sum(map(len, groups))
     decodes = cells * grid.repeats

@@ -105,7 +105,7 @@ class Store:
         strangers = [p.name for p in folder.iterdir() if not p.name.startswith(".") and p.name != "cells"]
         if strangers and not store.file.exists() and not any(store.cells_folder.iterdir()):
             store.cells_folder.rmdir()
-            raise RequestError(f"{folder}: is not a sweep, but has files ({min(strangers)})", hint="name a new folder")
+            raise RequestError(f"{folder}: has no sweep, but other files ({min(strangers)})", hint="name a new folder")
         return store
 
     def claim(self, fingerprint: dict[str, Any], grid: Grid) -> None:

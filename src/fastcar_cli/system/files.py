@@ -173,7 +173,7 @@ def publish_folder(temporary: Path, path: Path) -> Path:
 
 
 def write_whole(
-    path: Path, data: bytes | str | Callable[[Path], None], *, new: bool = False, hint: str = "finished files stay"
+    path: Path, data: bytes | str | Callable[[Path], None], *, new: bool = False, hint: str | None = None
 ) -> None:
     """Write a file under a hidden name and `publish` it. Raises RunError, with the hint, and leaves what was there."""
     temporary: Path | None = None

@@ -10,7 +10,7 @@ from fastcar_cli.cli.flags import Command
 from fastcar_lab.commands import accelerator, bench, checkpoints, claims, drafts, gpu, speed, worlds
 
 app = typer.Typer(
-    help="Reproduce the bundled models and the published figures.",
+    help="Reproduce the bundled models and the published measurements.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

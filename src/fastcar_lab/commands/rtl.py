@@ -28,7 +28,7 @@ def rtl(
     form: Format = "table",
     debug: Debug = False,
 ) -> None:
-    """Write the accelerator's RTL with inputs and expected results, and check it."""
+    """Write the emulated accelerator's RTL, with input data and expected results."""
     from fastcar_fpga.decisions import read
     from fastcar_fpga.preset import load_preset
     from fastcar_fpga.workload import preset_for
