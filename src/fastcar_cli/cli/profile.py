@@ -115,7 +115,7 @@ def _dry_run(run: RunConfig, lengths: list[int], rows: int | None, repeats: int,
     if as_json:
         return typer.echo(json.dumps({"model": run.model, "rows": rows, "layers": layers, **plan.to_dict()}))
     table = facts(f"plan for {run.model} (nothing was measured)")
-    table.add_row("layers", f"{layers['measured']} of {layers['scaled_to']} would run, with {rows} rows")
+    table.add_row("layers", f"{layers['measured']} of {layers['scaled_to']} would run; rows in the batch: {rows}")
     add_memory(table, plan)
     Results().print(table)
 
