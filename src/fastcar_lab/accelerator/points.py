@@ -115,13 +115,12 @@ def _speeds(rows: list[dict[str, Any]]) -> Iterator[list[Any]]:
 
 
 def _watts(rows: list[dict[str, Any]]) -> Iterator[list[str]]:
-    """Cells of the table of power: of boards, and of Zynq chips too."""
+    """Cells of the table of power: published powers of boards, and of Zynq chips too."""
     for r in rows:
         for way, key, error in (("chip", "chip_watts", "chip_error"), ("board", "predicted_watts", "watts_error")):
-            if r[key]:
+            if r[key] and r["published_watts"]:
                 cells = [_number(r[key]), _number(r["published_watts"], "g"), _number(r[error], "+.0%")]
-                held_out = "yes" if r["held_out"] and r["published_watts"] else "-"
-                yield [r["work"], f"`{r['preset']}`", r["model"], way, *cells, held_out]
+                yield [r["work"], f"`{r['preset']}`", way, *cells]
 
 
 def _said(rows: list[dict[str, Any]], key: str) -> dict[str, str]:
@@ -135,7 +134,6 @@ def _cell(value: Any) -> Any:
 
 def page(rows: list[dict[str, Any]]) -> str:
     """The text of docs/data/accelerators.md."""
-    powers = [abs(r["chip_error"] or r["watts_error"]) for r in rows if r["held_out"] and r["published_watts"]]
     first = [
         (r["work"], f["tokens"], f"{f['predicted_ms']:.1f}", _number(f["published_ms"]), _number(f["error"], "+.0%"))
         for r in rows
@@ -147,7 +145,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     )
     names = "work | preset | model | context | tok/s predicted | range | tok/s published | error | in range | "
     names += "share of peak | fitted | held out | source"
-    power = "work | preset | model | prediction for | watts predicted | watts published | error | held out"
+    power = "work | preset | prediction for | watts predicted | watts published | error"
     tables = {
         "speeds": (names, _speeds(rows)),
         "known": ("published speeds | how many | median error of predictions | in the predicted range", _known(rows)),
@@ -161,8 +159,6 @@ def page(rows: list[dict[str, Any]]) -> str:
     text = "\n\n".join(lines).replace("|\n\n|", "|\n|")
     return text.replace("\n\n- ", "\n- ").format(
         **{key: "\n".join(markdown(header.split(" | "), cells)) for key, (header, cells) in tables.items()},
-        powers=len(powers),
-        power_error=median(powers),
         missing="\n".join(f"- {work}: {missing}" for work, missing in _said(rows, "missing").items()),
     )
 

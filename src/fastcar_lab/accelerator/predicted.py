@@ -91,8 +91,8 @@ _EDGE = f"arXiv 2407.21325, {_SECOND}; power of the board, measured"
 _ALL: tuple[Unknown, ...] = ("requests", "steps")
 _SHORT, _LONGER = (16, 256), (16, 512)
 _FITTED = (
-    "The design computes attention heads one after another. We fitted the time per head and the remaining time of a "
-    "pass to the speeds of one and two cards. The speeds are those of 127 passes (64 prompt tokens and 64 new tokens)."
+    "The design computes attention heads one after another. We fitted the time per head and "
+    "`rest.seconds_per_step` to the speeds on one and two cards. A run has 127 passes, for 64 prompt and 64 new tokens."
 )
 _PROMPT = "We fitted this number and the size of the MAC array."
 _DATAFLOW = "The number of memory ports that work at a time is not published."
