@@ -59,7 +59,7 @@ def stored(mlp: MLP, kind: str) -> tuple[QuantisedLinear, QuantisedLinear, Quant
         if gate.shape[1] % GROUP:
             raise RequestError(
                 f"int4 weights need input widths divisible by {GROUP}, but the model's MLPs have width {gate.shape[1]}",
-                hint="use an accelerator with another format, such as u280-int8",
+                hint="use an accelerator with another number format, such as u280-int8",
             )
         missing = -down.shape[1] % GROUP
         gate, up, down = F.pad(gate, (0, 0, 0, missing)), F.pad(up, (0, 0, 0, missing)), F.pad(down, (0, missing))
@@ -82,7 +82,7 @@ def check_weights(held: str, preset: Preset) -> None:
             ("can't be used with ", Key("backend.preset"), f" {preset.name}, whose format is {preset.format.kind}"),
             key="dtype",
             value=held,
-            allowed=f"an accelerator of format {held}, such as {_EXAMPLES[held]}, or a model in floats",
+            allowed=f"an accelerator of format {held}, such as {_EXAMPLES[held]}, or a float model",
         )
 
 

@@ -39,11 +39,11 @@ class Windows:
     def __post_init__(self) -> None:
         taken, accepted, rows = self.taken, self.accepted, self.replayed.shape[1]
         if accepted.ndim != 2 or taken.shape != accepted.shape[:1] or not accepted.size or rows % accepted.shape[1]:
-            raise ValueError(f"passes of shape {taken.shape}, {accepted.shape} for {rows} rows")
+            raise ValueError(f"shapes of taken {taken.shape} and accepted {accepted.shape} do not fit {rows} rows")
         if taken.min() < 1 or accepted.min() < 0 or (accepted > taken[:, None]).any():
             raise ValueError("a pass accepts more tokens than it takes, or takes none")
         if taken.sum() != self.replayed.shape[2]:
-            raise ValueError(f"{taken.sum()} input tokens, but replay decisions for {self.replayed.shape[2]}")
+            raise ValueError(f"{taken.sum()} input tokens, but decisions for {self.replayed.shape[2]} tokens")
 
     def within(self, tokens: int) -> Windows:
         """The same in passes of at most `tokens` tokens per video, without passes that only have rejected tokens."""
@@ -82,7 +82,7 @@ class Windows:
     def final(self, tokens: int) -> Bits:
         """Decisions of the first final tokens of each row, [layers, rows, tokens]; ValueError if there are fewer."""
         if self.accepted.sum(0).min() < tokens:
-            raise ValueError(f"{self.accepted.sum(0).min()} final tokens, expected {tokens}")
+            raise ValueError(f"a video has {self.accepted.sum(0).min()} final tokens, expected {tokens}")
         begin = self.taken.cumsum() - self.taken
         rows, videos = self.replayed.shape[1], self.accepted.shape[1]
         columns = []
@@ -150,7 +150,7 @@ def read(file: Path) -> Decisions:
         count = math.prod(meta.shape)
         bits = np.unpackbits(data["bits"])[:count]
         if len(bits) != count:
-            raise ValueError("the decisions are incomplete")
+            raise ValueError("it lacks some of the decisions")
         spec, windows = spec_from_dict(meta.spec), None
         replayed = bits.astype(bool).reshape(meta.shape)
         if "taken" in data:

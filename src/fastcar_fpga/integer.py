@@ -75,8 +75,8 @@ def rows_of(linear: QuantisedLinear) -> Rows:
     exponent = MULTIPLIER_BITS - int(torch.frexp(scale.amax()).exponent)
     if exponent < FRACTION:
         raise RequestError(
-            f"int8-exact allows weights up to {127 * 127:,}, but one is {float(scale.amax()) * 127 * 127:,.0f}",
-            hint="use an accelerator with another format, such as u280-int8",
+            f"the format int8-exact allows weights up to {127 * 127:,}, not {float(scale.amax()) * 127 * 127:,.0f}",
+            hint="use an accelerator with another number format, such as u280-int8",
         )
     multiplier = (scale * 2.0**exponent).round().clamp(max=2**MULTIPLIER_BITS - 1).long()
     return Rows(linear.weight, multiplier, exponent)

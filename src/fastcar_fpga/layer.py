@@ -27,8 +27,8 @@ def check_rows(rows: int) -> None:
     """Refuse more rows (one per input token of a pass) than the Index Register has bits. Raises RequestError."""
     if rows > INDEX_BITS:
         raise RequestError(
-            f"a pass has {rows} input tokens in all rows, the accelerator's scheduler allows at most {INDEX_BITS}",
-            hint=f"use a batch in which rows x draft length is at most {INDEX_BITS}; a guided video has two rows",
+            f"a pass has {rows} input tokens, all rows together; the accelerator allows at most {INDEX_BITS}",
+            hint="use fewer rows (a guided video has two) or a shorter draft length",
         )
 
 

@@ -67,7 +67,7 @@ class Hbm(Entry):
     @model_validator(mode="after")
     def _window(self) -> Hbm:
         if (self.weights == "multicast") != (self.window is not None):
-            raise ValueError("hbm.window: required if hbm.weights is multicast, not allowed for lockstep and private")
+            raise ValueError("hbm.window: required if hbm.weights is multicast, otherwise not allowed")
         return self
 
 

@@ -171,7 +171,7 @@ def test_the_gate_of_the_hub_is_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
 
     for name in ("hf_hub_download", "snapshot_download"):
         monkeypatch.setattr(huggingface_hub, name, gated)
-    with pytest.raises(RunError, match="its terms must be accepted first") as caught:
+    with pytest.raises(RunError, match="you must accept its terms first") as caught:
         fetch("nvidia/Cosmos-Predict1-4B")
     assert "https://huggingface.co/nvidia/" in str(caught.value.hint) and "hf auth login" in str(caught.value.hint)
 
@@ -188,7 +188,7 @@ def test_wrong_requests(run: Run, model: str, texted: str, tmp_path: Path) -> No
     refused(run(*begun, "--frames", "41"), "33 frames")
     refused(run(*begun, "--context", "5"), "1 or 9")
     refused(run(*_begun(model, tmp_path, 5)), "has 5 frames", "expected 9 context frames")
-    refused(run(*begun, "--size", "65x48"), "multiples of 16 up to 1024x640")
+    refused(run(*begun, "--size", "65x48"), "width and height in multiples of 16 up to 1024x640")
     refused(run("generate", "a ball", "--model", model), "takes no text")
     refused(run(*_begun(texted, tmp_path)), "no text embedding", "--text-embedding FILE")
     np.save("text.npy", np.zeros((513, 64), np.float32))
@@ -211,8 +211,8 @@ def test_wrong_files(run: Run, model: str, tmp_path: Path) -> None:
     for wrong, *said in (
         ({k: t for k, t in tensors.items() if k != "output.weight"}, "lacks key 'output.weight'"),
         ({**tensors, "output.weight": torch.zeros(9, 64)}, "9 rows", "48 codes"),
-        ({"a": _Calls()}, "holds objects other than tensors", "fastcar did not load it"),
-        ([1], "tensors by name"),
+        ({"a": _Calls()}, "holds objects other than tensors", "fastcar did not load the file"),
+        ([1], "a mapping from names to tensors"),
     ):
         _save(folder, wrong)
         refused(run(*begun), "model.pt", *said)

@@ -120,7 +120,7 @@ def test_a_graph_does_not_promise_the_same_codes(run: Run) -> None:
         (("--draft-window", "65"), "a frame has 64 tokens"),
         (("--window", "10", "--draft-window", "11"), "the attention window has 10 tokens"),
         (("--draft", "some"), "'off', 'frame', 'jacobi' or 'auto'"),
-        (("--draft", "jacobi", "--score", "random", "--tau", "0"), "the executor torch decodes one token per pass"),
+        (("--draft", "jacobi", "--score", "random", "--tau", "0"), "executor torch decodes only one token per pass"),
     ],
 )
 def test_what_can_not_be_is_said(run: Run, arguments: tuple[str, ...], said: str) -> None:

@@ -197,10 +197,10 @@ def test_folders_that_are_not_a_model(folder: Path, tmp_path: Path) -> None:
     refused("has no tokenizer beside it")
     refused("is the folder of a tokenizer, not of a model", frame)
     refused(
-        "is 498, expected 738: 240 codes of context frames, 240 of others, 256 bins of actions, bos and eos",
+        "is 498, expected 738: 240 codes of context and 240 of other frames, 256 action bins, bos and eos",
         tokenizer=context,
     )
-    refused("is not a tokenizer's folder: no config.json", tokenizer=tmp_path)
+    refused("the tokenizer's folder has no config.json", tokenizer=tmp_path)
     assert VideoPipeline.from_pretrained(alone, tokenizer=frame).frames == 5
     refused("has its own tokenizer", Path("mini"), frame)
     other = shutil.copytree(frame, tmp_path / "other")

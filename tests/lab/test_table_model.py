@@ -253,7 +253,7 @@ def test_frequencies_repeat_with_the_frame_and_distinguish_positions() -> None:
 
 
 def test_periods_must_be_one_for_each_pair() -> None:
-    with pytest.raises(ValueError, match="rope_periods has 3 values, a head has 16 pairs"):
+    with pytest.raises(ValueError, match="rope_periods has 3 values, but a head needs 16"):
         new_model(
             replace(TABLE, decoder=replace(TABLE.decoder, rope_periods=(2.0, 4.0, 8.0))), TableTokenizer().rqvae, 0
         )

@@ -36,5 +36,5 @@ def test_bfloat16_changes_pixels_a_little_and_no_code(tmp_path: Path) -> None:
 
 def test_a_model_that_decodes_frames_in_float32_alone_says_so() -> None:
     config = RunConfig.from_dict({"model": "mini", "runtime": {"pixel_dtype": "bfloat16"}})
-    with pytest.raises(RequestError, match="`pixel_dtype` bfloat16: the model 'mini' decodes frames in float32"):
+    with pytest.raises(RequestError, match="`pixel_dtype` bfloat16: 'mini' decodes frames only in float32"):
         VideoPipeline.from_config(config)

@@ -93,7 +93,7 @@ def test_a_folder_shares_what_its_base_holds(model: Path) -> None:
     ("base", "says"),
     [
         ("gone", "gone/config.json is missing"),
-        ("../model", "key 'base' is '../model', expected the name of a folder beside this one"),
+        ("../model", "key 'base' is '../model', expected the name of a folder beside the model folder"),
         (5, "key 'base' is 5, expected the name"),
         ("model", "key 'base' is 'model', expected a model folder whose config.json has no key 'base'"),
     ],

@@ -82,7 +82,7 @@ class ConvertedCheckpoint(Checkpoint):
     def matches(cls, folder: Path, config: Any) -> bool:
         """See `Checkpoint`. Raises RequestError for an unfinished conversion."""
         if (folder / UNFINISHED).is_file():
-            raise RequestError(f"{folder} is an unfinished conversion", hint="rerun its fastcar convert command")
+            raise RequestError(f"{folder} is an unfinished conversion", hint="rerun the command that began it")
         return isinstance(config, dict) and config.get("format") == FORMAT
 
     @cached_property
@@ -96,9 +96,9 @@ class ConvertedCheckpoint(Checkpoint):
             weights = data["weights"]
             for part in _WEIGHTS:
                 if weights[part] not in (None, *PACKED):
-                    raise ValueError(f"weights {weights[part]!r}, allowed: {', '.join(PACKED)}")
+                    raise ValueError(f"key 'weights.{part}' is {weights[part]!r}, allowed: {', '.join(PACKED)}")
             if data["group"] != GROUP:
-                raise ValueError(f"group {data['group']}, expected {GROUP}")
+                raise ValueError(f"key 'group' is {data['group']}, expected {GROUP}")
             return Converted(
                 form=WeightFormat(data["dtype"], DTYPES[weights["floats"]], *(weights[p] for p in _WEIGHTS)),
                 spec=checked(spec_class(data["spec"]), data["spec"], file, "spec"),
@@ -154,7 +154,7 @@ class ConvertedCheckpoint(Checkpoint):
             weights |= _mapped(file, wanted, form.float_of, device)
         for name in names_of(network):
             if name not in weights:
-                said = f"{self.folder} lacks key {name!r} in its weights files"
+                said = f"the weights files in {self.folder} lack key {name!r}"
                 raise RequestError(said, hint="convert the model again: fastcar convert MODEL -o FOLDER")
         return weights
 

@@ -14,13 +14,13 @@ from fastcar_cli.errors import FastcarError, Key, RunError, Text
 REVISION = "main"  # branch, tag or commit if `NAME@REVISION` does not name one
 
 _LLAMA_2 = (
-    "the weights of {name} build on LLaMA 2: its community licence and acceptable use policy apply "
-    "(https://ai.meta.com/llama/license), besides the terms on https://huggingface.co/{repository}"
+    "the weights of {name} derive from LLaMA 2, so LLaMA 2's community licence and acceptable use policy apply "
+    "(https://ai.meta.com/llama/license), and also the terms on https://huggingface.co/{repository}"
 )
 
 _NVIDIA = (
-    "the NVIDIA Open Model License applies to the weights of {name} (https://huggingface.co/{repository}); NVIDIA "
-    "runs them with a guardrail (a filter for unsafe content), but fastcar does not"
+    "the NVIDIA Open Model License applies to the weights of {name} (https://huggingface.co/{repository}); "
+    "fastcar runs the model without NVIDIA's guardrail (a filter for unsafe content)"
 )
 
 _TERMS = "the terms of the weights of {name} are on https://huggingface.co/{repository}"
@@ -57,10 +57,10 @@ def _reaching(repository: str) -> Iterator[None]:
     try:
         yield
     except Exception as e:
-        hint: Text = (f"connect to the network, or copy {repository} here and add ", Key("model"), " FOLDER")
+        hint: Text = ("connect to the network, or copy the model's files to a folder and add ", Key("model"), " FOLDER")
         if isinstance(e, GatedRepoError):
-            reason = "its terms must be accepted first"
-            hint = f"accept them on https://huggingface.co/{repository}, then run: hf auth login"
+            reason = "you must accept its terms first"
+            hint = f"accept the terms on https://huggingface.co/{repository}, then run: hf auth login"
         elif isinstance(e, RepositoryNotFoundError):
             reason, hint = "it does not exist, or your token has no access to it", "run: hf auth login, or set HF_TOKEN"
         elif isinstance(e, (LocalEntryNotFoundError, ConnectionError)) or "Connect" in type(e).__name__:

@@ -58,7 +58,7 @@ class MemoryPlan:
 
     def arithmetic(self) -> str:
         """The sum as text."""
-        said = (f"weights in {self.dtype}", "KV cache", "replay cache", "process, prompt and pixels")
+        said = (f"weights in {self.dtype}", "KV cache", "replay cache", "for all else")
         parts = zip(said, (getattr(self, name) for name in _SIZES), strict=True)
         return " + ".join(f"{gib(size)} {name}" for name, size in parts if size)
 
@@ -215,7 +215,7 @@ def choose_dtype(dtype: str, device: str, plans: dict[str, MemoryPlan]) -> str:
         for name in ("int8", "bfloat16"):
             if name in plans and plans[name].fits:
                 hint = ("use ", Key("dtype"), f" {name}, which needs {gib(plans[name].needed)}")
-        said = f"the model does not fit: {plan.arithmetic()} = {gib(plan.needed)}"
+        said = f"the memory is too small: {plan.arithmetic()} = {gib(plan.needed)}"
         raise RequestError(f"{said}, but {gib(plan.available)} are free on {device}", hint=hint)
     return chosen
 

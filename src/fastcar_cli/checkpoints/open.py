@@ -33,12 +33,12 @@ def folder_of(model: str) -> Path:
             _check_files(path)
             return path
         if (begun := working_folder(path)).is_dir():
-            raise RequestError(f"the conversion in {begun} is unfinished", hint="rerun its fastcar convert command")
+            raise RequestError(f"the conversion in {begun} is unfinished", hint="rerun the command that began it")
     if model in FORMER:
         raise RequestError(f"the model {FORMER[model]!r} has replaced {model!r}", hint=f"use --model {FORMER[model]}")
     near = difflib.get_close_matches(model, [*BUNDLED, *REPOSITORIES], n=1)
     meant = f"; did you mean {near[0]!r}?" if near else ""
-    hint = f"bundled: {', '.join(BUNDLED)}; from the hub: {', '.join(REPOSITORIES)}; or the path of a model folder"
+    hint = f"use {', '.join(BUNDLED)}, a model on Hugging Face ({', '.join(REPOSITORIES)}), or a model folder"
     raise RequestError(f"unknown model {model[:80]!r}: neither a known name nor a folder{meant}", hint=hint)
 
 
@@ -67,7 +67,7 @@ def open_folder(folder: Path, name: str | None = None, tokenizer: str | None = N
     checkpoint = next(kind(folder, name, config) for kind in kinds if kind.matches(folder, config))
     if tokenizer is not None:
         if not checkpoint.APART:
-            said, hint = f"{folder} has its own tokenizer", ("leave ", Key("tokenizer"), " out")
+            said, hint = f"the model in {folder} has its own tokenizer", ("leave ", Key("tokenizer"), " out")
             raise RequestError(said, key="tokenizer", value=tokenizer, hint=hint)
         checkpoint.tokenizer = Path(tokenizer).expanduser()
     return checkpoint

@@ -136,7 +136,7 @@ class Calibration:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.prompts) <= MOST_PROMPTS:
-            raise RequestError(f"has {len(self.prompts)} prompts", key="calibrate", allowed=f"1 to {MOST_PROMPTS}")
+            raise RequestError(f"{len(self.prompts)} prompts", key="calibrate", allowed=f"1 to {MOST_PROMPTS}")
 
     @property
     def description(self) -> str:

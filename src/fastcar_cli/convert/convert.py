@@ -37,7 +37,7 @@ _LOCK, _PLAIN, _CODES, _STATES = ".lock", ".plain", ".codes", ".states"
 _MARGIN = 2**20  # upper bound for the bytes of a folder besides weights
 _NARROW = 1024
 """Narrower depth transformers stay in int8 in int4 models: they are small and lose most accuracy (VILA-U's: 2560)."""
-_RESUME = "finished shards are saved; rerun the command to resume"
+_RESUME = "rerun the command to resume; it does not repeat finished weights files"
 
 Progress = Callable[[str, int, int], None]
 """Receives the current activity, the work done and the total: bytes, or videos during calibration."""
@@ -55,7 +55,7 @@ class Source:
         if isinstance(checkpoint, ConvertedCheckpoint):
             done = checkpoint.description
             hint = f"convert the original model: fastcar convert {done.source.get('name')} -o FOLDER"
-            raise RequestError(f"{model} is already converted ({done.form.name})", hint=hint)
+            raise RequestError(f"{model} is already converted to {done.form.name}", hint=hint)
         spec, name = checkpoint.spec, checkpoint.name
         self.checkpoint = checkpoint
         self.spec = spec if name is None else replace(spec, name=name.partition("@")[0])
@@ -192,7 +192,7 @@ class Conversion:
             raise RequestError(f"the conversion needs {gib(needed)} of memory, but {gib(free)} are free")
         working = working_folder(self._folder)
         self._begin(working)
-        busy = RequestError(f"{working}: another process is writing to this folder", hint="wait until it ends")
+        busy = RequestError(f"{working}: another process is writing to this folder", hint="wait until that one ends")
         with locked(working / _LOCK, busy):
             done = [shard for shard in self._shards if (working / shard).is_file()]
             left = [shard for shard in self._shards if shard not in done]
@@ -272,7 +272,7 @@ class Conversion:
         if self._calibration is not None:
             needed += self._calibration.bytes_of_states(self._spec, self._rows)
         if needed > free:
-            said = f"{self._folder} needs {gib(needed)} more, but {gib(free)} are free on its disk"
+            said = f"{self._folder} needs another {gib(needed)} on the disk, but {gib(free)} are free"
             raise RunError(said, hint=_RESUME)
 
     def _finish(self, working: Path) -> None:
@@ -303,7 +303,7 @@ class Conversion:
 def check_folder(folder: Path) -> None:
     """Raise RequestError for an existing target, and for one without a parent folder."""
     if folder.exists() or folder.is_symlink():
-        raise RequestError("exists already", key="output", value=folder, hint="give another name, or move the folder")
+        raise RequestError("exists already", key="output", value=folder, hint="give another name, or move that folder")
     if not folder.name or not folder.parent.is_dir():
         raise RequestError(f"there is no folder {folder.parent}", key="output", value=folder)
 

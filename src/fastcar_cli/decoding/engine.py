@@ -82,7 +82,7 @@ class Decode(Batch):
         kind = self.settings.draft.kind
         if kind in ("frame", "jacobi") and self.executor.most_inputs == 1 < self.settings.draft.window:
             raise RequestError(
-                f"the executor {self.executor.name} decodes one token per pass here ({self.why})",
+                f"the executor {self.executor.name} decodes only one token per pass ({self.why})",
                 key="draft.kind",
                 value=kind,
                 allowed="off, auto",

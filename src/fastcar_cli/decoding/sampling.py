@@ -60,7 +60,7 @@ def distribution(
 def not_finite() -> RunError:
     """The error for logits that are not finite."""
     return RunError(
-        "the model's logits are not finite", hint=("use another ", Key("dtype"), ", or download the weights again")
+        "the model's logits are NaN or infinite", hint=("use another ", Key("dtype"), ", or download the weights again")
     )
 
 

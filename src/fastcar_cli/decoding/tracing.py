@@ -64,13 +64,13 @@ def _checked(model: LoadedModel, prompts: Sequence[Prompt], codes: Tensor | None
         read_all = getattr(model.tokenizer, "read_all", None)
         ids = [read_all(prompt) for prompt in prompts] if read_all is not None else []
         if not ids or not ids[0]:
-            raise RequestError("give codes: the inputs have no frames after the model's context")
+            raise RequestError("codes is required, because the inputs have no frames after the model's context")
         codes = torch.tensor(ids)
     codes = codes[..., None] if depth == 1 and codes.dim() == 2 else codes
     shape = list(codes.shape)
     fits = len(shape) == 3 and shape[0] == videos > 0 and shape[2] == depth
     if not fits or not shape[1] or shape[1] % n:
-        raise RequestError(f"codes have shape {shape}, expected [{videos}, T * {n}, {depth}]")
+        raise RequestError(f"codes have shape {shape}, expected [{videos}, T * {n}, {depth}] for T frames")
     if codes.is_floating_point() or bool((codes < 0).any()) or bool((codes >= size).any()):
         raise RequestError(f"codes must be integers from 0 to {size - 1}")
     return codes.to(model.network.device, torch.int64)
@@ -120,7 +120,7 @@ def trace(
         raise RequestError("give either prompts or inputs")
     given = list(prompts or ()) if inputs is None else list(clips_of(inputs, actions))
     if seeds is not None and len(seeds) != len(given):
-        raise RequestError(f"seeds has {len(seeds)} numbers for {len(given)} prompts")
+        raise RequestError(f"seeds has {len(seeds)} numbers, expected {len(given)}, one per prompt")
     codes, spec = _checked(model, given, codes), model.network.spec
     for name, word, allowed in (
         ("tas", tas, choices.values(choices.TasDefinition)),

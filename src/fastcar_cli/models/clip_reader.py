@@ -33,7 +33,7 @@ class ClipReader:
         spec, model = self._network.spec, f"the model {self._network.spec.name!r}"
         if isinstance(prompt, str):
             counts = " or ".join(map(str, spec.contexts)) or f"at least {spec.layout.context}"
-            hint: Text = ("give it a clip: ", Key("input"), f" clip.mp4 (context frames: {counts})")
+            hint: Text = ("add the frames: ", Key("input"), f" clip.mp4 (number of frames: {counts})")
             raise RequestError(f"{model} takes frames, not text", hint=hint)
         self._check_frames(prompt, model)
         self._check_numbers(prompt, model)
@@ -47,16 +47,16 @@ class ClipReader:
             most = [spec.decoder.vocab if t < (layout.prefix or 0) else spec.codes for t in range(len(prompt.ids))]
             if len(prompt.ids) not in lengths or not all(0 <= i < n for i, n in zip(prompt.ids, most, strict=True)):
                 needed = f"{' or '.join(map(str, lengths))} ids from 0 to {spec.codes - 1}"
-                raise RequestError(f"{prompt.name}: the ids do not fit {model}, which expects {needed}")
+                raise RequestError(f"{prompt.name}: the token ids do not fit {model}, which takes {needed}")
             return
         count, *size, _ = prompt.frames.shape
         if tuple(size) != spec.frame_spec.size:
             height, width = spec.frame_spec.size
-            raise RequestError(f"{prompt.name}: frames are {size[1]}x{size[0]}, but {model} takes {width}x{height}")
+            raise RequestError(f"{prompt.name}: frames are {size[1]}x{size[0]}, but {model} needs {width}x{height}")
         if spec.contexts:
             spec.continuing(count)
         elif count < layout.context:
-            raise RequestError(f"{prompt.name}: {count} frames, but {model} continues from {layout.context}")
+            raise RequestError(f"{prompt.name}: {count} frames, but {model} needs at least {layout.context}")
 
     def _check_numbers(self, prompt: Clip | TokenisedClip, model: str) -> None:
         """Refuse actions and text embeddings that don't fit. Raises RequestError."""
@@ -66,7 +66,7 @@ class ClipReader:
             ("text embeddings", "word", prompt.text, spec.decoder.source, (Key("text_embedding"), " FILE")),
         ):
             if given is None and width:
-                hint: Text = (f"give it {what}, such as ", *example)
+                hint: Text = (f"add {what}: ", *example)
                 raise RequestError(f"{prompt.name}: no {what}, but {model} takes {width} numbers per {each}", hint=hint)
             if given is not None and not width:
                 raise RequestError(f"{prompt.name}: {model} takes no {what}")
@@ -147,7 +147,7 @@ class ClipReader:
             return actions
         texts = [clip.text for clip in clips if clip.text is not None]
         if len(lengths := sorted({len(text) for text in texts})) > 1:
-            raise RequestError(f"text embeddings have {lengths} rows (words), expected the same number for all videos")
+            raise RequestError(f"text embeddings have {lengths} words, expected equally many for all videos")
         return torch.from_numpy(np.stack(texts)).float() if texts else None
 
 

@@ -87,7 +87,7 @@ class DecoderSpec:
         if uneven or self.head_dim % 2 or self.heads % self.kv_heads:
             raise ValueError(f"width {self.width}, heads {self.heads} and kv_heads {self.kv_heads} do not fit")
         if self.rope_periods and len(self.rope_periods) != self.head_dim // 2:
-            raise ValueError(f"rope_periods has {len(self.rope_periods)} values, a head has {self.head_dim // 2} pairs")
+            raise ValueError(f"rope_periods has {len(self.rope_periods)} values, but a head needs {self.head_dim // 2}")
 
     @property
     def head_dim(self) -> int:

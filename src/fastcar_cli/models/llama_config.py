@@ -47,7 +47,7 @@ def read_decoder(file: Path, data: object = None) -> DecoderSpec:
     width, heads = llm.width, llm.heads
     kv_heads = llm.num_key_value_heads or heads
     if width % heads or (width // heads) % 2:
-        raise wrong(file, "num_attention_heads", heads, f"a divisor of hidden_size {width} giving an even head size")
+        raise wrong(file, "num_attention_heads", heads, f"a divisor of hidden_size {width} with an even quotient")
     if llm.head_dim not in (None, width // heads):
         raise wrong(file, "head_dim", llm.head_dim, f"hidden_size / num_attention_heads = {width // heads}")
     if heads % kv_heads:
@@ -60,7 +60,7 @@ def read_decoder(file: Path, data: object = None) -> DecoderSpec:
             ("rope_scaling", llm.rope_scaling, scale, new.scale),
         ):
             if given is not None and old != now:
-                raise wrong(file, key, old, f"{now:g} as in rope_parameters")
+                raise wrong(file, key, old, f"{now:g}, the value in rope_parameters")
         theta, scale = new.rope_theta or theta, new.scale
     same = llm.model_dump(include={"width", "layers", "heads", "mlp_width", "vocab", "rms_eps", "attention_bias"})
     positions = int(llm.max_position_embeddings * scale)

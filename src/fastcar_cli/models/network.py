@@ -180,7 +180,7 @@ class Spec(ABC):
         own = self.frames_of(self.layout.context)
         if frames in (None, own):
             return self
-        said = f"the model {self.name!r} continues from {own or 'no'} frame{'s' * (own != 1)}"
+        said = f"the model {self.name!r} takes {own or 'no'} context frame{'s' * (own != 1)}"
         raise RequestError(said, key="context", value=frames, allowed=f"{own}")
 
     def sized(self, size: tuple[int, int] | None) -> Self:
@@ -300,7 +300,7 @@ class Network(nn.Module, ABC):
     def decode_pixels_in(self, dtype: torch.dtype) -> None:
         """Decode pixels in this dtype from now on. Raises RequestError if the model can't."""
         if dtype != torch.float32:
-            said, value = f"the model {self.spec.name!r} decodes frames in float32", str(dtype).removeprefix("torch.")
+            said, value = f"{self.spec.name!r} decodes frames only in float32", str(dtype).removeprefix("torch.")
             raise RequestError(said, key="pixel_dtype", value=value, allowed="float32")
 
     @abstractmethod

@@ -179,7 +179,7 @@ class Format:
     def shape(self, outputs: int, inputs: int) -> tuple[int, int]:
         """Shape of the stored numbers. Raises ValueError if groups don't divide the inputs."""
         if inputs % (self.group or 1):
-            raise ValueError(f"{inputs} inputs of a matrix, expected a multiple of {self.group} for {self.name}")
+            raise ValueError(f"a matrix has {inputs} inputs, but {self.name} needs a multiple of {self.group}")
         return outputs, inputs * self.bits // (8 * self.dtype.itemsize)
 
     def scale_shape(self, outputs: int, inputs: int) -> tuple[int, ...]:

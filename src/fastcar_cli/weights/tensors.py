@@ -93,9 +93,9 @@ class _Bin:
             if isinstance(e, pickle.UnpicklingError):
                 named = f": {foreign[1]}" if (foreign := re.search(r"GLOBAL (\S+)", str(e))) else ""
                 raise RequestError(
-                    f"weights file {self.path} holds objects other than tensors{named}; fastcar did not load it, "
+                    f"weights file {self.path} holds objects other than tensors{named}; fastcar did not load the file, "
                     "because loading such objects can run code",
-                    hint="download the file from its authors' page on the hub",
+                    hint="download the file from the page of its authors on Hugging Face",
                 ) from None
             raise _damaged(self.path, RuntimeError(re.split(r"\. |\n", str(e))[0])) from None
         if self.path.suffix == ".pt" and isinstance(loaded, dict):
@@ -103,7 +103,7 @@ class _Bin:
             inner = loaded["model"] if isinstance(loaded.get("model"), dict) else loaded
             loaded = {str(k).removeprefix("model."): t for k, t in inner.items() if "_extra_state" not in str(k)}
         if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
-            raise RequestError(f"weights file {self.path} does not hold tensors by name")
+            raise RequestError(f"weights file {self.path} does not hold a mapping from names to tensors")
         self._tensors = loaded
 
     def rows(self, name: str, begin: int, end: int) -> Tensor:
@@ -151,9 +151,9 @@ def weight_files(
                 try:
                     files = sorted({str(name) for name in read_json(index)["weight_map"].values()})
                 except (KeyError, TypeError, AttributeError) as e:
-                    raise RequestError(f"{index} can't be read: {type(e).__name__} {e}") from None
+                    raise RequestError(f"{index} can't be read: {type(e).__name__}: {e}") from None
                 if paths := [name for name in files if Path(name).name != name]:
-                    raise RequestError(f"{index}: key 'weight_map' names {paths[0]!r}, expected a file in this folder")
+                    raise RequestError(f"{index}: key 'weight_map' names {paths[0]!r}, expected files beside it")
                 return [folder / name for name in files]
             if (folder / f"{stem}{suffix}").is_file():
                 return [folder / f"{stem}{suffix}"]

@@ -144,5 +144,5 @@ def _bytes(archive: zipfile.ZipFile, name: str, size: int | None) -> bytearray:
     """A member of an archive; its size must be `size`, if given."""
     stored = archive.getinfo(name).file_size
     if size not in (None, stored) or (size is None and stored > _LARGEST_PICKLE):
-        raise ValueError(f"{name} has {stored} bytes" + ("" if size is None else f", expected {size}"))
+        raise ValueError(f"{name} has {stored} bytes, expected {size or 'fewer'}")
     return bytearray(archive.read(name))

@@ -91,7 +91,7 @@ class Controller:
         gated = [t % self.frame not in dense for t in range(self.passes)]
         self._left = [*itertools.accumulate(reversed(gated))][::-1]
         if not 0 < target.ratio <= self._most:
-            raise ValueError(f"a replay ratio of {target.ratio:g}: expected above 0 and at most {self._most:.4f}")
+            raise ValueError(f"a replay ratio must be above 0 and at most {self._most:.4f}, not {target.ratio:g}")
         self._wanted = target.ratio * self.passes * self._members
         self._done = torch.zeros(videos, groups, device=device)
         self._scores = torch.zeros(layers, rows, self.frame, device=device)

@@ -55,7 +55,7 @@ def _decoder(blocks: Sequence[BlockWeights], heads: int, kv_heads: int, rows: in
     first = blocks[0]
     width, inner, cached, mlp = first.norm1.numel(), first.q.outputs, first.k.outputs, first.up.outputs
     if heads < 1 or kv_heads < 1 or heads % kv_heads or inner % heads or inner // heads * kv_heads != cached:
-        raise ValueError(f"{heads} heads and {kv_heads} kv heads don't divide q and k of {inner} and {cached}")
+        raise ValueError(f"outputs of q and k ({inner}, {cached}) do not fit {heads} heads and {kv_heads} kv heads")
     d = inner // heads
     if d % 2:
         raise ValueError(f"heads are {d} wide, expected an even number")
@@ -147,11 +147,11 @@ class DecoderPass:
         **caches: Tensor | None,
     ) -> None:
         if not blocks or threads < 1:
-            raise ValueError(f"{len(blocks)} blocks and {threads} threads, expected at least one of each")
+            raise ValueError(f"{len(blocks)} blocks and {threads} threads: both must be at least 1")
         rows, tokens = len(start), len(table)
         decoder = _decoder(blocks, heads, kv_heads, rows, cast(Tensor, caches["keys"]).dtype)
         if most < 1 or not 1 <= rows * most <= MOST_ROWS or (pairs and rows % 2):
-            raise ValueError(f"{rows} rows x {most} tokens: expected 1 to {MOST_ROWS} tokens, and even rows for pairs")
+            raise ValueError(f"{rows} rows x {most} tokens, allowed: 1 to {MOST_ROWS}; for pairs an even row count")
         _caches(decoder, caches)
         slots, aligned_slots, older_slots = decoder.slots, decoder.aligned_slots, decoder.older_slots
         angles = (tokens, cos.shape[1], decoder.head_width)
@@ -208,11 +208,11 @@ class DecoderPass:
         """
         step, count, most, end = self._step, x.shape[1], self._most, self._end
         if not (min(tokens) >= 0 and max(tokens) + count <= end and 1 <= count <= most):
-            raise ValueError(f"{count} tokens from {tokens}: per pass a row takes 1 to {most} of tokens 0 to {end - 1}")
+            raise ValueError(f"{count} tokens from {tokens} on: a pass takes 1 to {most} per row, from 0 to {end - 1}")
         if (scores is None) != (replayed is None):
             raise ValueError("scores and replayed: give both or neither")
         if thresholds is not None and (scores is None or not self._replays):
-            raise ValueError("thresholds: replay needs outputs, scores and replayed")
+            raise ValueError("thresholds needs outputs, scores and replayed")
         if keys_only and self._layers > 1:
             raise ValueError(f"keys_only: the pass has {self._layers} blocks, expected one")
         inputs = self._rows * count

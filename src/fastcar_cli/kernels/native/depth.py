@@ -51,7 +51,7 @@ def _transformer(weights: DepthWeights, depth: int) -> Any:
     """A `Depth` with the fields that describe the transformer, after checks."""
     blocks, shape = weights.blocks, list(weights.depth_embeddings.shape)
     if len(shape) != 2 or weights.heads < 1 or shape[1] % weights.heads:
-        raise ValueError(f"depth_embeddings is {shape}, expected [depth, width], width a multiple of {weights.heads}")
+        raise ValueError(f"depth_embeddings is {shape}, expected [depth, a multiple of {weights.heads}]")
     if not blocks:
         raise ValueError("0 blocks, expected at least one")
     width, mlp_width = shape[1], blocks[0].up.outputs
@@ -152,7 +152,7 @@ class CodeDraw:
         """
         (videos, tokens, depth), draw, count = self._shape, self._draw, hidden.shape[1]
         if not (min(first) >= 0 and max(first) + count <= tokens and 1 <= count <= self._most):
-            raise ValueError(f"{count} tokens from {first}: a call takes 1 to {self._most} of tokens 0 to {tokens - 1}")
+            raise ValueError(f"{count} tokens from {first} on: a call takes 1 to {self._most}, from 0 to {tokens - 1}")
         latent = torch.empty(videos, count, self._latent)
         logits = torch.empty(depth, videos, count, self._logits) if keep_logits else None
         self._first[:], self._top_p[: videos * count] = first, top_p

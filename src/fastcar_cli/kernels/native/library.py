@@ -37,7 +37,7 @@ def open_library() -> ctypes.CDLL | str:
     library.fastcar_instruction_set.restype = library.fastcar_sources.restype = ctypes.c_char_p
     library.fastcar_kernels.restype = ctypes.POINTER(STRUCTS.Kernels)
     if (SOURCES / "dispatch.cpp").is_file() and library.fastcar_sources().decode() != source_hash():
-        return "the native kernels were built from other sources; run pip install -e . again"
+        return "the native kernels were not built from the sources in this checkout; run pip install -e . again"
     return library
 
 
@@ -71,7 +71,7 @@ def instruction_set() -> str:
     wanted = os.environ.get("FASTCAR_KERNELS_ISA") or names[0]
     if wanted not in names:
         hint = "unset the variable, or decode in plain torch with --set runtime.executor=torch"
-        raise UnknownInstructions(f"FASTCAR_KERNELS_ISA={wanted}: allowed here: {', '.join(names)}", hint=hint)
+        raise UnknownInstructions(f"FASTCAR_KERNELS_ISA={wanted}: allowed on this CPU: {', '.join(names)}", hint=hint)
     return wanted
 
 
@@ -100,7 +100,7 @@ class Product:
 
     def __init__(self, linear: Linear, rows: int, threads: int = 1) -> None:
         if rows < 1 or threads < 1:
-            raise ValueError(f"{rows} rows and {threads} threads, expected at least one of each")
+            raise ValueError(f"{rows} rows and {threads} threads: both must be at least 1")
         self._kernels, self._linear = kernels(), linear
         self.product = STRUCTS.Product(matrix=matrix("linear", linear), rows=rows, threads=threads)
         self._shape = rows, linear.outputs, linear.inputs

@@ -109,7 +109,7 @@ def matrix(name: str, linear: Linear, outputs: int | None = None, inputs: int | 
     dtypes = BY_DTYPE if linear.form is None else [form.dtype]
     address = expect(f"{name}.weight", weight, form.shape(outputs, inputs), *dtypes)
     if (linear.scale is None) != (form.scale is None):
-        raise ValueError(f"{name}.scale: {' and '.join(PACKED)} weights have one, others none")
+        raise ValueError(f"{name}.scale: required for {' and '.join(PACKED)} weights, not allowed for others")
     scale = bias = None
     if linear.scale is not None and form.scale is not None:
         scale = expect(f"{name}.scale", linear.scale, form.scale_shape(outputs, inputs), form.scale)

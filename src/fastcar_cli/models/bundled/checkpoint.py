@@ -45,7 +45,7 @@ class BundledCheckpoint(Checkpoint):
         if base is None:
             return None
         if not isinstance(base, str) or Path(base).name != base:
-            raise wrong(self._file, "base", base, "the name of a folder beside this one")
+            raise wrong(self._file, "base", base, "the name of a folder beside the model folder")
         return self.folder / ".." / base
 
     @cached_property
@@ -55,17 +55,17 @@ class BundledCheckpoint(Checkpoint):
         if not file.is_file():
             raise RequestError(f"{self.folder} is not a model folder: it has no config.json")
         if not isinstance(data, dict):
-            raise RequestError(f"{file}: the top level is a {type(data).__name__}, expected a mapping of keys")
+            raise RequestError(f"{file}: the top level is a {type(data).__name__}, expected a JSON object")
         if data.get("format") == FORMAT:
             if self.base is None:
                 return data
-            needs = f"{self.folder} needs the files of its base: copy the folder {self.base.name!r} beside it"
+            needs = f"this model also needs the folder {self.base.name!r}: copy it to {self.folder.absolute().parent}"
             shared = read_json(self.base / "config.json", hint=needs)
             if not isinstance(shared, dict) or "base" in shared:
                 raise wrong(file, "base", self.base.name, "a model folder whose config.json has no key 'base'")
             return shared | data
         if (kind := data.get("model_type")) is not None:
-            allowed = "'vila_u_llama' with the folders llm, vision_tower, mm_projector beside it"
+            allowed = "'vila_u_llama' in a folder that also holds llm, vision_tower and mm_projector"
             raise RequestError(f"{file}: key 'model_type' is {kind!r}, allowed: {allowed}")
         given = repr(data["format"]) if "format" in data else "missing"
         raise RequestError(f"{file}: key 'format' is {given}, allowed: {FORMAT!r}")

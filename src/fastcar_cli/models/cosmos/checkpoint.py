@@ -116,7 +116,7 @@ class CosmosCheckpoint(Released):
             if any((candidate / name).is_file() for name in HALVES):
                 return candidate
         raise RequestError(
-            f"{folder} has no tokenizer beside it", hint=f"copy {TOKENIZER} (encoder.jit, decoder.jit) into {beside[1]}"
+            f"{folder} has no tokenizer beside it", hint=f"copy both .jit files of {TOKENIZER} to {beside[1]}"
         )
 
     def weight_files(self) -> list[Path]:
@@ -237,7 +237,7 @@ def read_tokenizer_spec(folder: Path) -> CausalVideoSpec:
         raise RequestError(f"{folder}: encoder.jit and decoder.jit belong to different tokenizers")
     cube = _shape(encoder, "encoder.conv_in.0")[1] / COLOURS
     if (dimensions := encoder.of(_LEVELS, 1)[0]) > 64:
-        raise RequestError(f"weights file {encoder.path}, key {_LEVELS!r}: {dimensions} numbers, expected at most 64")
+        raise RequestError(f"weights file {encoder.path}, key {_LEVELS!r}: {dimensions} numbers, allowed: at most 64")
     try:
         return CausalVideoSpec(
             patch=round(cube ** (1 / 3)),

@@ -94,7 +94,7 @@ class CosmosSpec(Spec):
         step, (height, width) = self.tokenizer.space, size
         most_height, most_width = self.frame_spec.size
         if height % step or width % step or not 0 < height <= most_height or not 0 < width <= most_width:
-            allowed = f"multiples of {step} up to {most_width}x{most_height}"
+            allowed = f"width and height in multiples of {step} up to {most_width}x{most_height}"
             raise RequestError("not supported by this model", key="size", value=f"{width}x{height}", allowed=allowed)
         axes = replace(self.decoder.axes, grid=(height // step, width // step))
         positions = axes.lead + (1 + self.frames // self.tokenizer.time) * axes.grid[0] * axes.grid[1]

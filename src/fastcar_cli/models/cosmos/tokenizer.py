@@ -51,11 +51,11 @@ class CausalVideoSpec:
 
     def __post_init__(self) -> None:
         if 2**self.steps != self.patch:
-            raise ValueError(f"patch {self.patch} is not a power of two")
+            raise ValueError(f"patch size {self.patch} is not a power of two")
         if not (self.levels and self.down and self.up and all(level.widths for level in (*self.down, *self.up))):
-            raise ValueError("expected `levels`, `down` and `up` with entries, and widths in each of `down` and `up`")
+            raise ValueError("levels, down and up must not be empty, and each entry of down and up must have widths")
         if min(self.levels) < 2:
-            raise ValueError(f"levels are {list(self.levels)}, expected at least 2 in each dimension")
+            raise ValueError(f"levels are {list(self.levels)}, expected numbers of at least 2")
 
     @property
     def steps(self) -> int:

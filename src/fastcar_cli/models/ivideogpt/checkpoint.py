@@ -61,7 +61,7 @@ class LlamaCheckpoint(Released):
     def _files(self, part: str) -> list[Path]:
         folder = self.parts[part]
         other = next((f", not {f.name}" for f in sorted(folder.glob("*")) if f.suffix in (".bin", ".pt", ".ckpt")), "")
-        hint = f"give a .safetensors file{other}: other files may run code when opened"
+        hint = f"give a .safetensors file{other}: files of other types can run code when fastcar opens them"
         return weight_files(folder, (WEIGHTS[part],), (".safetensors",), hint=hint)
 
     def weight_files(self) -> list[Path]:
@@ -131,7 +131,7 @@ class IVideoGPTCheckpoint(LlamaCheckpoint):
         )
         decoder = read_decoder(files["transformer"])
         if decoder.vocab != tokenizer.vocabulary:
-            needed = f"{tokenizer.vocabulary}: the tokenizer's num_vq_embeddings + num_dyn_embeddings, plus 2"
+            needed = f"{tokenizer.vocabulary} = num_vq_embeddings + num_dyn_embeddings + 2, with the keys of {file}"
             raise wrong(files["transformer"], "vocab_size", decoder.vocab, needed)
         return IVideoGPTSpec(
             name=self.folder.resolve().name or "ivideogpt",
@@ -188,9 +188,9 @@ class ConvConfig(Foreign):
         for key in ("down_block_types", "up_block_types"):
             kinds = getattr(self, key)
             if kinds is not None and len(kinds) != len(channels):
-                raise wrong(file, key, list(kinds), f"{len(channels)} entries, as many as block_out_channels")
+                raise wrong(file, key, list(kinds), f"{len(channels)} entries, as many as in block_out_channels")
         if any(width % self.groups for width in channels):
-            raise wrong(file, "norm_num_groups", self.groups, f"a divisor of block_out_channels {channels}")
+            raise wrong(file, "norm_num_groups", self.groups, f"a divisor of each of block_out_channels {channels}")
         return {name: getattr(self, name) for name in ("channels", "blocks", "latent", "groups")}
 
 
@@ -213,7 +213,7 @@ class ConditionalConfig(ConvConfig):
         if (sides := math.gcd(*spec.latents)) % self.patch:
             raise wrong(file, "patch_size", self.patch, f"a divisor of {sides}")
         if any(width % 32 for width in spec.attended_widths):
-            needed = "multiples of 32 in the levels with cross-attention"
+            needed = f"multiples of 32 where a level has cross-attention, instead of {spec.attended_widths}"
             raise wrong(file, "block_out_channels", list(self.channels), needed)
         return spec
 

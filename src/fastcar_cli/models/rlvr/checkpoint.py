@@ -84,15 +84,15 @@ class RLVRCheckpoint(LlamaCheckpoint):
             spec = _spec("", decoder, read_tokenizer(folder / "config.json"))
             if spec.vocabulary == decoder.vocab:
                 return {"tokenizer": folder, "transformer": self.folder}
-            ids = f"{spec.tokenizer.codes} codes" + f" of context frames, {spec.drawn_codes} of others" * spec.multi
-            needed = f"{spec.vocabulary}: {ids}, {spec.bins} bins of actions, bos and eos (tokenizer {folder})"
+            ids = f"{spec.tokenizer.codes} codes" + f" of context and {spec.drawn_codes} of other frames" * spec.multi
+            needed = f"{spec.vocabulary}: {ids}, {spec.bins} action bins, bos and eos (with tokenizer {folder})"
             misfit = wrong(file, "vocab_size", decoder.vocab, needed)
         if misfit is not None:
             raise misfit
         names = " or ".join(f"thuml/{name} ({kind}-step)" for kind, name in TOKENIZERS.items())
         raise RequestError(
             f"{self.folder} has no tokenizer beside it",
-            hint=(f"copy {names} beside it, or give a tokenizer's folder: ", Key("tokenizer"), " FOLDER"),
+            hint=(f"copy {names} beside this folder, or name the tokenizer's folder: ", Key("tokenizer"), " FOLDER"),
         )
 
     @property
@@ -105,7 +105,7 @@ class RLVRCheckpoint(LlamaCheckpoint):
 
         if self.tokenizer is not None:
             if not (self.tokenizer / "config.json").is_file():
-                raise RequestError("is not a tokenizer's folder: no config.json", key="tokenizer", value=self.tokenizer)
+                raise RequestError("the tokenizer's folder has no config.json", key="tokenizer", value=self.tokenizer)
             return [self.tokenizer]
         beside = [self.folder.absolute().parent / name for name in TOKENIZERS.values()]
         cached = [try_to_load_from_cache(f"thuml/{name}", "config.json") for name in TOKENIZERS.values()]

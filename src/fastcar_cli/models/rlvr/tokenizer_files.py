@@ -46,7 +46,7 @@ def _levels(file: Path, config: _Frame | _Compressive, key: str, *, lists: bool 
 
 def read_tokenizer(file: Path) -> FrameTokenizerSpec | CompressiveSpec:
     """The specification of a tokenizer by its config.json. Raises RequestError naming file and key."""
-    data = read_json(file, hint="the folder holds no RLVR-World tokenizer")
+    data = read_json(file, hint="give a folder with an RLVR-World tokenizer")
     kind = data.get("_class_name") if isinstance(data, dict) else None
     if kind == "CNNFSQModel256":
         frame = checked(_Frame, data, file)

@@ -106,9 +106,9 @@ def spec_of(name: str, root: Path, llm: object = None, tower: object = None, pro
         raise wrong(files[1], "rqtransformer.head.block.n_head", transformer.heads, allowed)
     kind = read_checked(_Projector, files[2], projector).mm_projector_type
     if (known := re.fullmatch(r"identity|linear|mlp([1-9]\d*)x_gelu", kind)) is None:
-        raise wrong(files[2], "mm_projector_type", kind, "linear, mlpNx_gelu or identity")
+        raise wrong(files[2], "mm_projector_type", kind, "identity, linear or mlpNx_gelu (with a number N)")
     if kind == "identity" and code_width != decoder.width:
-        raise wrong(files[2], "mm_projector_type", kind, f"linear: codes have {code_width} values, not {decoder.width}")
+        raise wrong(files[2], "mm_projector_type", kind, f"linear: codes have width {code_width}, not {decoder.width}")
     return ModelSpec(
         name=name,
         frames=FRAMES,

@@ -48,7 +48,7 @@ class RQVAESpec:
         if not self.ch_mult:
             raise ValueError("ch_mult is empty")
         if any(self.ch * times % self.norm_groups for times in self.ch_mult):
-            raise ValueError(f"norm_groups {self.norm_groups} must divide ch {self.ch} times each of {self.ch_mult}")
+            raise ValueError(f"norm_groups {self.norm_groups} must divide ch {self.ch} x each ch_mult {self.ch_mult}")
 
     @property
     def scale(self) -> int:

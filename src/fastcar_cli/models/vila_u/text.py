@@ -50,7 +50,7 @@ class LlamaTokenizer:
             raise RequestError(f"tokenizer file {file} has no begin-of-sentence token")
         self._start = _added(folder, vocab)
         if count > vocab:
-            raise RequestError(f"tokenizer file {file} has {count} pieces, but the embedding table has {vocab} rows")
+            raise RequestError(f"tokenizer file {file} has {count} tokens, but the embedding table has {vocab} rows")
 
     def encode(self, prompt: str) -> tuple[int, ...]:
         """Ids of a prompt; an empty one gives the unconditional row."""
@@ -65,8 +65,8 @@ class LlamaTokenizer:
         ids = self.encode(prompt)
         if len(ids) > self._limit:
             raise RequestError(
-                f"the prompt is too long: {len(ids)} tokens with the chat template, at most {self._limit} fit",
-                hint="shorten the prompt, or generate fewer frames",
+                f"the prompt has {len(ids)} tokens with the chat template, but the model takes at most {self._limit}",
+                hint="shorten the prompt",
             )
         return Reading(ids, tuple(self._pieces.EncodeAsPieces(prompt.strip())), ())
 
@@ -96,7 +96,7 @@ def _added(folder: Path, vocab: int) -> int:
     try:
         start = read_json(file)["<vi_start>"]
     except (KeyError, TypeError):
-        raise RequestError(f"{file}: has no token '<vi_start>'") from None
+        raise RequestError(f"{file} has no token '<vi_start>'") from None
     if start != expected:
-        raise RequestError(f"{file}: key '<vi_start>' is {start!r}, but its row in the embedding table is {expected}")
+        raise RequestError(f"{file}: key '<vi_start>' is {start!r}, but its embedding is row {expected}")
     return expected
