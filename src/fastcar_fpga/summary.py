@@ -220,7 +220,7 @@ def explain_layer(emulator: Emulator, computing: int, rows: int | None = None) -
         f"attention without projections: a row needs {context:,} keys x 2 x {work.width} MACs and {kv_bytes:,} bytes "
         f"of keys and values; a core loads one tile while it computes another; ceil({rows} / {c}) rounds take "
         f"{attention:,.0f} cycles",
-        *([f"steps of the layer during which no weights stream (chain) = {chain:,} cycles"] if chain else []),
+        *([f"steps of the layer in which no weights are read (chain) = {chain:,} cycles"] if chain else []),
         f"layer = {layer:,.0f} cycles = {layer * preset.seconds_per_cycle * 1e3:.3f} ms",
         *("", "energy of the MLP by the energy model `activity`, the sum of these four lines:"),
         f"  memory {weight_bytes:,.0f} bytes x 8 x {bit:g} pJ = {weight_bytes * 8 * bit * 1e-9:.4f} mJ",

@@ -200,7 +200,7 @@ def test_a_chain_costs_each_layer_and_round_its_closed_form(waits: int, passes: 
     rounds = -(-6 // plain.cores)
     assert more == 2 * 8 * rounds * cycles
     assert with_chain.prefill() - without.prefill() == pytest.approx(2 * cycles)
-    line = f"no weights stream (chain) = {rounds * cycles:,} cycles"
+    line = f"no weights are read (chain) = {rounds * cycles:,} cycles"
     assert (line in "\n".join(explain_layer(with_chain, 3))) == bool(cycles)
 
 
