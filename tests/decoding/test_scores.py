@@ -126,7 +126,7 @@ def test_other_executors_are_refused_by_name_and_left_by_auto() -> None:
     rule = ReplayRule(Tau((0.0,)), score="input")
     asked = DecodeSettings(FRAMES, SamplingSettings(cfg=2.0), rule, executor="native")
     decode = Decode.of(tiny_model(), PROMPTS, asked, torch.zeros(1, FRAMES * N, 3))
-    with pytest.raises(RequestError, match="`executor` native: only torch supports the score input"):
+    with pytest.raises(RequestError, match="`executor` native: only torch has the score input"):
         decode.start()
 
 
@@ -136,7 +136,7 @@ def test_generate_names_the_score(run: Run, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["replay"]["score"], report["kernels"]["name"]) == ("input", "torch")
-    assert report["kernels"]["why"] == "only torch supports the score input"
+    assert report["kernels"]["why"] == "only torch has the score input"
     assert report["replay"]["ratio"] == pytest.approx(0.5, abs=0.07)
     again = run("generate", "--from", "a.mp4", "--model", str(tmp_path / "model"), "--json", "-o", "b.mp4")
     assert json.loads(again.stdout)["replay"] == report["replay"]
@@ -148,6 +148,6 @@ def test_wrong_requests_are_one_sentence(run: Run, tmp_path: Path) -> None:
     assert all(name in done.stderr for name in SCORES)
     words = ["generate", BALL, "--score", "query", "--model", str(tiny_folder(tmp_path / "model")), "--seed", "1"]
     done = run(*words, "--tau", "-2", "--executor", "native")
-    assert done.returncode == 2 and "--executor native: only torch supports the score query" in done.stderr
+    assert done.returncode == 2 and "--executor native: only torch has the score query" in done.stderr
     done = run(*words)
     assert "--score has no effect" in done.stderr

@@ -271,7 +271,7 @@ def test_files_of_other_kinds_are_never_opened(tmp_path: Path) -> None:
     file.rename(file.with_suffix(".bin"))
     with pytest.raises(RequestError, match="is missing") as error:
         load(str(folder))
-    assert "may run code" in str(error.value.hint)
+    assert "can run code" in str(error.value.hint)
 
 
 def test_names_of_attention_in_older_files(acting: Path, tmp_path: Path) -> None:

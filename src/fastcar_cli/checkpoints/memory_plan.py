@@ -215,7 +215,7 @@ def choose_dtype(dtype: str, device: str, plans: dict[str, MemoryPlan]) -> str:
         for name in ("int8", "bfloat16"):
             if name in plans and plans[name].fits:
                 hint = ("use ", Key("dtype"), f" {name}, which needs {gib(plans[name].needed)}")
-        said = f"the memory is too small: {plan.arithmetic()} = {gib(plan.needed)}"
+        said = f"the model does not fit into memory: {plan.arithmetic()} = {gib(plan.needed)}"
         raise RequestError(f"{said}, but {gib(plan.available)} are free on {device}", hint=hint)
     return chosen
 

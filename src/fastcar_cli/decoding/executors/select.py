@@ -33,7 +33,7 @@ def choose(batch: Batch) -> tuple[Executor, str]:
     rules = (
         (batch.backend.name != "torch", f"only torch supports the backend {batch.backend.name}"),
         (seen.watch is not None or seen.on_block is not None, "only torch returns the results of each block"),
-        (replay is not None and replay.rule.score != DEFAULT, f"only torch supports the score {replay.rule.score}"),
+        (replay is not None and replay.rule.score != DEFAULT, f"only torch has the score {batch.settings.rule.score}"),
         (seen.mark is not None, "only torch times parts of a pass"),
     )
     obstacle = next((why for applies, why in rules if applies), None)

@@ -65,7 +65,7 @@ class LlamaTokenizer:
         ids = self.encode(prompt)
         if len(ids) > self._limit:
             raise RequestError(
-                f"the prompt has {len(ids)} tokens with the chat template, but the model takes at most {self._limit}",
+                f"the prompt is too long: {len(ids)} tokens with the chat template, allowed: at most {self._limit}",
                 hint="shorten the prompt",
             )
         return Reading(ids, tuple(self._pieces.EncodeAsPieces(prompt.strip())), ())
