@@ -33,7 +33,10 @@ def _nan(folder: Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "another version": (lambda f: _edit(f, version=2), "'version' is 2, but this fastcar reads version 1"),
     "no version": (lambda f: _edit(f, version=None), "'version' is None"),
-    "unknown weights": (lambda f: _edit(f, weights={"floats": "float32", "blocks": "int3"}), "weights.blocks' is 'int3'"),
+    "unknown weights": (
+        lambda f: _edit(f, weights={"floats": "float32", "blocks": "int3"}),
+        "weights.blocks' is 'int3'",
+    ),
     "no shards": (lambda f: _edit(f, shards=[]), "lack key 'llm.embed_tokens.weight'"),
     "other group": (lambda f: _edit(f, group=64), "key 'group' is 64, expected 32"),
     "missing shard": (lambda f: (f / "model-00003-of-00005.safetensors").unlink(), "00003-of-00005.safetensors is mis"),
