@@ -26,8 +26,8 @@ PASSES = 64  # passes that are emulated for each window, evenly over a video
 
 MEASURED: dict[str, dict[int, tuple[float, float]]] = {
     "mini": {2: (1.82, 1.89), 4: (3.12, 3.50), 8: (5.33, 6.54), 16: (7.81, 10.29)},
-    "table": {2: (1.46, 1.88), 4: (2.32, 3.45), 8: (4.01, 6.37), 16: (6.72, 10.89)},
-    "table-dense": {2: (1.45, 1.87), 4: (2.32, 3.41), 8: (3.94, 6.27), 16: (6.55, 10.64)},
+    "table": {2: (1.46, 1.79), 4: (2.30, 3.19), 8: (3.97, 5.78), 16: (6.62, 10.02)},
+    "table-dense": {2: (1.46, 1.79), 4: (2.31, 3.20), 8: (3.96, 5.79), 16: (6.60, 9.99)},
 }
 """Tokens a pass of the bundled models in the first frame and after it, by window (docs/data/fpga.md)."""
 
