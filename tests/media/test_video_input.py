@@ -98,8 +98,8 @@ def test_a_clip_that_is_too_short_says_what_would_do(tmp_path: Path) -> None:
     assert e.value.hint == "give a longer clip, or `frames` 3"
     for apart, need in (
         ({"start": 2}, "18 to read 16 of them from index 2"),
-        ({"step": 3}, "46 to read 16 of them with stride 3"),
-        ({"start": 1, "step": 2}, "32 to read 16 of them from index 1 with stride 2"),
+        ({"step": 3}, "46 to read 16 of them in steps of 3"),
+        ({"start": 1, "step": 2}, "32 to read 16 of them from index 1 in steps of 2"),
     ):
         with pytest.raises(RequestError, match=f"has 3 frames, expected {need}, or at least 2"):
             read_clip(file, _wanted(frames=16, **apart))

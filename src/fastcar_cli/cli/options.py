@@ -110,11 +110,11 @@ class GenerateOptions(VideoOptions):
         False, "--keep-going", help="Skip invalid prompts; the exit status is 1 if fastcar skipped any."
     )
     text_embedding: Path | None = typer.Option(
-        None, metavar="FILE", help="File (.npy, .pt, ...) with at most 512 vectors from a text encoder."
+        None, metavar="FILE", help="Text prompt: file (.npy, .pt, ...) with at most 512 vectors from a text encoder."
     )
     from_: Path | None = typer.Option(None, "--from", help="Reproduce a video from the recipe (settings) in its file.")
     continued: Path | None = typer.Option(
-        None, "--continue", metavar="FILE", help="Add `--frames` frames to this video. [default: as many as it has]"
+        None, "--continue", metavar="FILE", help="Add --frames new frames to this video. [default: as many as it has]"
     )
     output: str | None = typer.Option(
         None,

@@ -162,8 +162,8 @@ def show(document: dict[str, Any]) -> None:
     layers = document.get("layers")
     if layers and layers["measured"] != layers["scaled_to"]:
         out.print(
-            f"measured with {layers['measured']} layers of full width with random weights; attention, MLP and "
-            f"TAS times are scaled to {layers['scaled_to']} layers; other times are not",
+            f"measured with {layers['measured']} layers of full width and random weights; the times of attention, MLP "
+            f"and TAS are scaled to {layers['scaled_to']} layers, other times are not",
             style="yellow",
         )
     for length in document["lengths"]:

@@ -151,7 +151,7 @@ def _actions(path: Path, wanted: Wanted, actions: Path | None) -> Rows:
 
 def _too_short(path: Path, wanted: Wanted, count: int) -> RequestError:
     start, step, most, context = wanted.start or 0, wanted.step, wanted.most, wanted.context
-    how = ([f"from index {start}"] if start else []) + ([f"with stride {step}"] if step > 1 else [])
+    how = ([f"from index {start}"] if start else []) + ([f"in steps of {step}"] if step > 1 else [])
     need = f"{start + (most - 1) * step + 1}" + (f" to read {most} of them {' '.join(how)}" if how else "")
     if not wanted.whole and (most > context or not how):
         need += f", or at least {context} for the context" if most > context else " context frames"
