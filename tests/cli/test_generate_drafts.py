@@ -111,7 +111,7 @@ def test_a_graph_does_not_promise_the_same_codes(run: Run) -> None:
     )
     report["kernels"]["name"] = "graph"
     names, values = (list(column.cells) for column in summary(report).columns)
-    assert str(values[names.index("drafts")]).endswith("draft length 8, same video up to rounding")
+    assert str(values[names.index("drafts")]).endswith("draft length 8, same video as without drafts, up to rounding")
 
 
 @pytest.mark.parametrize(

@@ -299,7 +299,7 @@ def test_names_of_attention_in_older_files(acting: Path, tmp_path: Path) -> None
         (Clip(clip()[0], None), "no actions, but the model 'acting' takes 3 numbers per frame"),
         (Clip(clip()[0], moves(width=2)[0]), r"actions have shape \[4, 2\], but the model 'acting' takes 3 numbers"),
         (Clip(clip()[0], moves(2)[0]), "2 actions, but 4 frames need at least 3"),
-        (Clip(clip(0)[0], moves()[0]), "0 frames, but the model 'acting' needs at least 1"),
+        (Clip(clip(0)[0], moves()[0]), "has 0 frames, but the model 'acting' needs at least 1"),
         (
             Clip(np.zeros((4, 64, 32, 3), np.uint8), moves()[0]),
             "frames are 32x64, but the model",

@@ -219,7 +219,7 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
     draft = report["draft"]
     if draft["window"] > 1:
         # A CUDA graph's order of additions depends on the number of rows, so a sample close to a boundary may differ.
-        exact = "same video up to rounding" if report["kernels"]["name"] == "graph" else "same video as without drafts"
+        exact = "same video as without drafts" + ", up to rounding" * (report["kernels"]["name"] == "graph")
         said = f"{draft['tokens_per_pass']:.1f} tokens per pass, draft length {draft['window']}, {exact}"
         table.add_row("drafts", said)
     if report["kernels"]["name"] == "torch":

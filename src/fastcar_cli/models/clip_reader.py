@@ -56,7 +56,7 @@ class ClipReader:
         if spec.contexts:
             spec.continuing(count)
         elif count < layout.context:
-            raise RequestError(f"{prompt.name}: {count} frames, but {model} needs at least {layout.context}")
+            raise RequestError(f"{prompt.name} has {count} frames, but {model} needs at least {layout.context}")
 
     def _check_numbers(self, prompt: Clip | TokenisedClip, model: str) -> None:
         """Refuse actions and text embeddings that don't fit. Raises RequestError."""

@@ -153,7 +153,7 @@ def weight_files(
                 except (KeyError, TypeError, AttributeError) as e:
                     raise RequestError(f"{index} can't be read: {type(e).__name__}: {e}") from None
                 if paths := [name for name in files if Path(name).name != name]:
-                    raise RequestError(f"{index}: key 'weight_map' names {paths[0]!r}, expected files beside it")
+                    raise RequestError(f"{index}: key 'weight_map' names {paths[0]!r}, not a file of this folder")
                 return [folder / name for name in files]
             if (folder / f"{stem}{suffix}").is_file():
                 return [folder / f"{stem}{suffix}"]

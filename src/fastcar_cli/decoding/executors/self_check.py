@@ -84,7 +84,7 @@ def unproven(batch: Batch) -> str | None:
             file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(file, json.dumps(verdicts, indent=1) + "\n")
     why = verdicts[key]
-    return None if why is None else f"the self-check of the CUDA graph failed on this device: {why} (saved in {file})"
+    return None if why is None else f"the self-check of the CUDA graph failed on this device: {why} (result in {file})"
 
 
 def difference(batch: Batch, inputs: int = 1, capture: bool = True, tokens: int = TOKENS) -> str | None:

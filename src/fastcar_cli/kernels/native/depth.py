@@ -98,7 +98,7 @@ class CodeDraw:
         threads: int = 1,
     ) -> None:
         if min(codes.dim() - 2, threads, most) < 1 or not codes.numel():
-            raise ValueError(f"{threads} threads, {most} tokens, codes {list(codes.shape)}: all must be positive")
+            raise ValueError(f"{threads} threads, {most} tokens, codes of shape {list(codes.shape)}: none may be 0")
         videos, tokens, depth = codes.shape
         rows = videos * most * (1 if guidance == 1 else 2)
         if len(codebooks) != depth or (transformer is None and depth != 1):

@@ -213,7 +213,7 @@ class ConditionalConfig(ConvConfig):
         if (sides := math.gcd(*spec.latents)) % self.patch:
             raise wrong(file, "patch_size", self.patch, f"a divisor of {sides}")
         if any(width % 32 for width in spec.attended_widths):
-            needed = f"multiples of 32 where a level has cross-attention, instead of {spec.attended_widths}"
+            needed = f"multiples of 32 in the levels with cross-attention, which have {spec.attended_widths}"
             raise wrong(file, "block_out_channels", list(self.channels), needed)
         return spec
 
