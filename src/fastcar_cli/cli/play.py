@@ -42,7 +42,7 @@ def play(
     steps: str | None = typer.Option(
         None, "--actions", metavar="FILE", help="Read actions from this file, or from standard input (-)."
     ),
-    frames: str = typer.Option("none", "--frames", help="How --json prints frames: none, png or codes."),
+    frames: str = typer.Option("none", "--frames", help="Frames in the output of --json: none, png or codes."),
     terminal: bool = typer.Option(False, "--terminal", help="Play in the terminal."),
     output: str | None = typer.Option(
         None, "-o", "--output", help="File (.mp4, .gif) for the session's video. [default: named after the model]"

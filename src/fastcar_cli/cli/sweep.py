@@ -37,18 +37,18 @@ class SweepOptions(VideoOptions):
     """Options of `sweep`; for None the sweep uses the configuration's values."""
 
     output: Path | None = typer.Option(None, "-o", "--output", help="Folder for the results and the videos.")
-    tau: str | None = _list(f"Replay thresholds: off, numbers (0 to -4 is useful), or -inf (all replay). {_OWN}")
+    tau: str | None = _list(f"Replay thresholds: off, numbers (0 to -4 is useful), -inf (all MLPs replay). {_OWN}")
     replay_ratio: str | None = _list("Target replay ratios to measure, in addition to the thresholds of --tau.")
     score: str | None = _list(f"Scores that decide on replay: {{}}. {_OWN}", AXES["score"])
     axis: str | None = _list(
         "Measure all values of one option: score (at replay ratios 0.2,0.5,0.8), gate, or draft (lengths 4,8,16).",
         ("score", "gate", "draft"),
     )
-    draft: str | None = _list("Kinds of drafts: {}. [default: off]", AXES["draft"])
+    draft: str | None = _list("Kinds of drafts (speculative decoding): {}. [default: off]", AXES["draft"])
     draft_window: str | None = _list("Draft lengths (input tokens per pass) for --draft. [default: 16]")
     seeds: str = typer.Option("0", help="Seeds of the videos, such as 0-3 or 0,5,7.")
     window: str | None = _list(f"Attention windows in tokens, or off for full attention. {_OWN}")
-    gate: str | None = _list(f"Whether a guided video's rows replay alone (row) or as a pair. {_OWN}", AXES["gate"])
+    gate: str | None = _list(f"Rows of a guided video decide on replay singly (row) or as a pair. {_OWN}", AXES["gate"])
     backend: str | None = _list(f"Backends for MLPs: {{}}. {_OWN}", AXES["backend"])
     repeats: int = typer.Option(3, help="Number of timed decodes per video and setting.", min=1, max=1000)
     metrics: str | None = _list("Metrics: {}. [default: all but lpips]", METRICS)

@@ -55,7 +55,7 @@ class GenerationKeys(Section):
     frames: int | None = setting(None, "number of frames, context frames included", by_model=True, common=True, ge=1)
     context: int | None = setting(None, "number of input frames that the video continues: 1 or 9", by_model=True, ge=1)
     context_policy: choices.ContextPolicy | None = setting(
-        None, "if the model can't hold all frames: stop is an error; roll restarts from the last frames", by_model=True
+        None, "if a video outgrows the model's context: refuse it (stop), or forget old frames (roll)", by_model=True
     )
     size: str | None = setting(None, "frame size WIDTHxHEIGHT, if the model has several", by_model=True, pattern=SIZES)
     seed: int | None = setting(None, "seed of the first video", unset="random, printed", common=True, ge=0, lt=2**63)
@@ -95,24 +95,25 @@ class ReplayKeys(Section):
 
     tau: Annotated[InstanceOf[Tau], BeforeValidator(Tau.read)] = setting(
         OFF,
-        "replay threshold: off, a number (0 to -4 is useful), or one number per layer; with a lower threshold more "
-        "MLPs replay",
+        "replay threshold: off, a number (0 to -4 is useful), or one per layer; a lower value replays more MLPs",
         common=True,
     )
     ratio: float | None = setting(
         None, "target replay ratio, such as 0.8; fastcar adjusts tau", flag="--replay-ratio", common=True, gt=0, lt=1
     )
-    controller: choices.Controller = setting("layer", "replay.ratio sets tau by layer, or one global tau", flag=None)
+    controller: choices.Controller = setting("layer", "with replay.ratio: a tau per layer, or a global tau", flag=None)
     score: choices.Score = setting("tas", "score to compare with tau; tas is the temporal attention score", common=True)
     tas: choices.TasDefinition | None = setting(
         None, "queries that TAS uses: those after rotary embedding (attention) or before it (released)", by_model=True
     )
-    gate: choices.Gate | None = setting(None, "whether a video's rows replay alone (row) or as a pair", by_model=True)
+    gate: choices.Gate | None = setting(
+        None, "with guidance: each row decides on replay itself (row), or both decide together (pair)", by_model=True
+    )
     max_age: int | None = setting(
         None, "maximum number of consecutive replays of one MLP output", flag="--max-replay-age", unset="no limit", ge=1
     )
     first_frame: int = setting(0, "index of the first decoded frame that may replay, counted from 0", flag=None, ge=0)
-    eligible: choices.Eligible = setting("codes", "tokens that may replay: codes, or all (with delimiters)", flag=None)
+    eligible: choices.Eligible = setting("codes", "tokens that may replay: codes of frames (codes), or all", flag=None)
 
     @field_validator("ratio", mode="after")
     @classmethod
@@ -136,9 +137,8 @@ class DraftKeys(Section):
 
     kind: choices.Draft | None = setting(
         None,
-        "speculative decoding, which gives the same video in fewer passes. Drafts are the previous frame's codes "
-        "(frame), or samples that the last pass discarded (jacobi). auto is jacobi with the number of tokens per "
-        "pass that is fastest on this machine",
+        "speculative decoding: the same video in fewer passes. Drafts are the previous frame's codes (frame), or "
+        "discarded samples of the last pass (jacobi). auto is jacobi with this machine's fastest draft length",
         flag="--draft",
         unset="auto; off in sweep and profile",
         common=True,

@@ -23,7 +23,7 @@ def rtl(
         bool, typer.Option("--check", help="Compare the RTL with the emulator; exit with 1 on a difference.")
     ] = False,
     synth: Annotated[bool, typer.Option("--synth", help="Estimate the required FPGA resources with yosys.")] = False,
-    saif: Annotated[bool, typer.Option("--saif", help="Write switching activity for the FPGA vendor's tool.")] = False,
+    saif: Annotated[bool, typer.Option("--saif", help="Count signal changes, in a SAIF file for AMD Vivado.")] = False,
     as_json: Json = False,
     form: Format = "table",
     debug: Debug = False,
