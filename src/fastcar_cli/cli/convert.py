@@ -28,7 +28,7 @@ def convert(
         help="Depth transformer's format with --dtype int4: int8 or int4. [default: int8 below width 1,024, else int4]",
     ),
     calibrate: Path | None = typer.Option(
-        None, metavar="PROMPTS", help="Calibrate the rounding with GPTQ on the prompts of this file, at most 32."
+        None, metavar="PROMPTS", help="Calibrate the rounding with GPTQ on this file's prompts (at most 32)."
     ),
     *,
     flags: Flags,

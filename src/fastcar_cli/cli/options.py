@@ -102,7 +102,7 @@ class GenerateOptions(VideoOptions):
     """Options of `generate`."""
 
     truth: bool = typer.Option(
-        False, "--truth", help="Show true and predicted frames side by side, and report PSNR, SSIM and temporal error."
+        False, "--truth", help="Put the clip's frames beside the predicted ones; report PSNR, SSIM and temporal error."
     )
     example: bool = typer.Option(False, "--example", help="Use the bundled model's example prompt or clip.")
     seeds: str | None = typer.Option(None, help="Seeds for every prompt, such as 0-3 or 0,5,7. [default: one seed]")

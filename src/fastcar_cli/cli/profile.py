@@ -25,7 +25,7 @@ def profile(
     ctx: typer.Context,
     seq: str | None = typer.Option(None, help="Context lengths in tokens, such as 2k,8192. [default: 2k,4k,8k]"),
     rows: int | None = typer.Option(
-        None, help="Rows (sequences) in the batch; a guided video has two. [default: one video's rows]", min=1, max=256
+        None, help="Rows (sequences) per batch; a video with guidance has two. [default: one video's]", min=1, max=256
     ),
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = typer.Option(
         "auto", help="Format of the weights: auto, float32, bfloat16 or float16."
@@ -34,7 +34,7 @@ def profile(
     flags: Flags,
     repeats: int = typer.Option(5, help="Number of timed steps per measurement.", min=1, max=10**6),
     replay_ratio: float = typer.Option(0.8, help="Compare drafts with replay at this replay ratio.", min=0, max=1),
-    backend: choices.Backend = typer.Option("torch", help="Backend: torch (measured), or fpga-sim (emulated)."),
+    backend: choices.Backend = typer.Option("torch", help="torch measures times; fpga-sim emulates an FPGA."),
     fpga: Accelerator = None,
     decode: str | None = typer.Option(None, metavar="PROMPT", help="Profile a whole video of this prompt."),
     tau: str = typer.Option("-2", help="Replay threshold for --decode."),

@@ -53,7 +53,7 @@ class GenerationKeys(Section):
     """The videos to make."""
 
     frames: int | None = setting(None, "number of frames, context frames included", by_model=True, common=True, ge=1)
-    context: int | None = setting(None, "number of input frames that the video continues: 1 or 9", by_model=True, ge=1)
+    context: int | None = setting(None, "number of input frames (Cosmos-Predict1: 1 or 9)", by_model=True, ge=1)
     context_policy: choices.ContextPolicy | None = setting(
         None, "if a video outgrows the model's context: refuse it (stop), or forget old frames (roll)", by_model=True
     )
@@ -189,9 +189,9 @@ class RuntimeKeys(Section):
         "float32", "dtype of the pixel decoder; only Cosmos-Predict1 and RLVR-World support bfloat16"
     )
     tokenizer: str | None = setting(
-        None, "folder of a tokenizer outside the model's folder", unset="the tokenizer beside the model", min_length=1
+        None, "folder of the tokenizer, if not beside the model", unset="the tokenizer beside the model", min_length=1
     )
-    keep_prefill: str | None = setting(None, "file (.safetensors) to save or reuse the prompt's KV cache", min_length=1)
+    keep_prefill: str | None = setting(None, "file (.safetensors) of the prompt's KV cache, for reuse", min_length=1)
     executor: choices.Executor = setting(
         "auto", "how decode passes run: native CPU kernels, a CUDA graph or plain torch; auto selects the fastest"
     )

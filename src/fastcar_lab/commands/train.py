@@ -53,7 +53,7 @@ def train(
     seed: Annotated[int, typer.Option(help="Seed of weights and data.", min=0, max=2**63 - 1)] = 0,
     device: Annotated[str, typer.Option(help="Device: cpu or cuda.")] = "cpu",
     dtype: Annotated[
-        str, typer.Option(help="Format: bfloat16, or float32 (faster on processors without bfloat16 units).")
+        str, typer.Option(help="Number format: bfloat16, or float32 (faster on processors without bfloat16 units).")
     ] = "bfloat16",
     rate: Annotated[float, typer.Option(help="Learning-rate factor; use about 0.3 with --model.", min=0.001)] = 1.0,
     compile_: Annotated[

@@ -32,7 +32,7 @@ def evaluate(
     set_: Overrides = None,
     debug: Debug = False,
 ) -> None:
-    """Judge videos of held-out prompts with an analyser program, and print the share of correct ones as JSON."""
+    """Judge videos of held-out prompts with an analyser program, and print the share of correct videos as JSON."""
     from fastcar_lab import evaluation
 
     one_of("--world", world, worlds.names())
