@@ -114,7 +114,7 @@ class GenerateOptions(VideoOptions):
     )
     from_: Path | None = typer.Option(None, "--from", help="Reproduce a video from the recipe (settings) in its file.")
     continued: Path | None = typer.Option(
-        None, "--continue", metavar="FILE", help="Add --frames new frames to this video. [default: as many as it has]"
+        None, "--continue", metavar="FILE", help="Extend this video by `--frames` frames. [default: as many as it has]"
     )
     output: str | None = typer.Option(
         None,
