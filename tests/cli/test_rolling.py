@@ -110,7 +110,7 @@ def test_progress_never_goes_back(folder: Path) -> None:
 def test_a_model_of_one_frame_does_not_roll(folder: Path) -> None:
     model = load(str(folder / "vila-u"))
     model.network.spec = replace(model.network.spec, frames=1)
-    with pytest.raises(RequestError, match="holds one frame"):
+    with pytest.raises(RequestError, match="has room for only one frame"):
         VideoPipeline(model, RunConfig.from_dict({"generation": {"frames": 2, "context_policy": "roll"}}))
 
 

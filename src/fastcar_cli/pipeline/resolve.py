@@ -46,7 +46,7 @@ def resolve(model: LoadedModel, config: RunConfig) -> RunConfig:
             allowed = f"at most {min(spec.frames, spec.longest)}"
             raise RequestError(said, key="frames", value=config.generation.frames, allowed=allowed, hint=hint)
         if segment_of(spec) < 1 + (not spec.layout.prompt_frames):
-            said = f"the model {model.name!r} holds one frame, so it can't continue a video"
+            said = f"the context of {model.name!r} has room for only one frame, so it can't roll"
             raise RequestError(said, key="context_policy", allowed="stop")
     sampling = config.sampling.model_copy(
         update={key: getattr(own.sampling, key) for key, value in config.sampling if value is None}

@@ -99,8 +99,8 @@ def _known(rows: list[dict[str, Any]]) -> Iterator[list[Any]]:
     """Cells on speeds that nothing is fitted to, read before the prediction and after it."""
     for held_out, when in ((False, "before"), (True, "after")):
         free = [r for r in rows if r["error"] is not None and not r["fitted"] and r["held_out"] == held_out]
-        error, inside = median(abs(r["error"]) for r in free), sum(_inside(r) == "yes" for r in free)
-        yield [f"read {when} the prediction", len(free), f"{error:.0%}", f"{inside} of {len(free)}"]
+        error, inside = median(abs(r["error"]) for r in free), [_inside(r) for r in free if _inside(r) != "-"]
+        yield [f"read {when} the prediction", len(free), f"{error:.0%}", f"{inside.count('yes')} of {len(inside)}"]
 
 
 def _speeds(rows: list[dict[str, Any]]) -> Iterator[list[Any]]:
