@@ -57,7 +57,7 @@ class GenerationKeys(Section):
     context_policy: choices.ContextPolicy | None = setting(
         None, "if a video outgrows the model's context: refuse it (stop), or forget old frames (roll)", by_model=True
     )
-    size: str | None = setting(None, "frame size WIDTHxHEIGHT, if the model has several", by_model=True, pattern=SIZES)
+    size: str | None = setting(None, "frame size WxH, for models that have several sizes", by_model=True, pattern=SIZES)
     seed: int | None = setting(None, "seed of the first video", unset="random, printed", common=True, ge=0, lt=2**63)
     samples: int = setting(1, "videos per prompt or input; their seeds are consecutive", common=True, ge=1, le=1024)
 

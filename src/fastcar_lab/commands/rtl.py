@@ -17,7 +17,7 @@ def rtl(
     preset: Accelerator = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder for the RTL and its inputs.")] = None,
     passes: Annotated[
-        int | None, typer.Option(help="Run only this many passes from the start of the trace. [default: all]", min=1)
+        int | None, typer.Option(help="Use only this many passes from the start of the trace. [default: all]", min=1)
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Compare the RTL with the emulator; exit with 1 on a difference.")
