@@ -140,7 +140,7 @@ def test_block_outputs_and_feedback(group: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if name.endswith(("t20", "t50", "t80", "mixed"))])
 def test_keys_and_values_in_int8_change_one_decision_in_a_thousand(name: str) -> None:
-    """Of those that are taken, by a threshold in the midst of the scores; bfloat16 ones change up to 2.2 in 1,000."""
+    """Of those that are taken, by a threshold in the midst of the scores."""
     case, exact = traced(name, "native")
     data, tensors, model = golden()
     prompts = [data["prompts"][i] for i in case["prompt_indices"]]
