@@ -206,7 +206,7 @@ def explain_layer(emulator: Emulator, computing: int, rows: int | None = None) -
         f"a row's MLP on one core: multiply {mlp.macs:,} / {rates.macs:g} = {mlp.macs / rates.macs:,.0f} cycles, load "
         f"{mlp.weight_bytes / rates.bytes:,.0f} cycles; both at once (double-buffered): {accelerator.row:,} cycles",
         f"DRS deals {computing} rows round-robin to {c} cores: ceil({computing} / {c}) = {rounds} rounds "
-        f"({Registers(c).mapping_bits} mapping bits per row)",
+        f"(a row's core takes {Registers(c).mapping_bits} bits)",
         f"weights ({hbm.weights}): "
         + ("read once per round" if emulator.shared else "read by each core from its share of the channels"),
         f"MLP = {rounds} rounds x (start {START} + row {accelerator.row:,}) = {mlp_cycles:,} cycles",

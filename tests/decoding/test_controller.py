@@ -191,7 +191,7 @@ def test_report_recipe_and_table_name_the_ratio_kept(run: Run, tmp_path) -> None
     assert len(set(report["replay"]["taus"])) == report["model"]["layers"]
     assert abs(report["replay"]["ratio"] - 0.5) <= 0.03
     again = run("generate", "--from", "a.mp4", "-o", "b.mp4")
-    assert "adjusted to replay 50.0% (controller: layer)" in " ".join(again.stdout.split())
+    assert "at the end; target: 50.0% of MLPs replay (tau: layer)" in " ".join(again.stdout.split())
     assert (tmp_path / "a.mp4").read_bytes() == (tmp_path / "b.mp4").read_bytes()
     fixed = run("generate", "--from", "a.mp4", "--tau", "-1", "-o", "c.mp4", "--json")
     report = json.loads(fixed.stdout)

@@ -278,7 +278,7 @@ def test_nothing_is_drawn_from_logits_that_are_not_finite(value: float, temperat
     toy = ToyDepth()
     assert toy.classifier.bias is not None
     toy.classifier.bias[17] = value
-    with pytest.raises(ArithmeticError, match=r"tokens \[1, 1\], depth 0: the logits are not finite"):
+    with pytest.raises(ArithmeticError, match=r"tokens from \[1, 1\] on, code 0: the logits are not finite"):
         toy.native(temperature=temperature)(random(toy.rows, 1, toy.hidden), [1] * toy.videos, [1.0] * toy.videos)
 
 
@@ -287,7 +287,7 @@ def test_a_given_code_must_be_one(code: int) -> None:
     toy = ToyDepth()
     given = torch.zeros_like(toy.codes)
     given[1, 0, 2] = code
-    with pytest.raises(ValueError, match=r"given: tokens \[0, 0\], depth 2 has a code outside of 0 to 49"):
+    with pytest.raises(ValueError, match=r"given: tokens from \[0, 0\] on, code 2: not in 0 to 49"):
         toy.native()(random(toy.rows, 1, toy.hidden), [0] * toy.videos, [1.0] * toy.videos, given=given)
 
 

@@ -25,7 +25,7 @@ def convert(
     dtype: Literal["int4", "int8", "bfloat16"] = typer.Option("int4", help="Weight format: int4, int8 or bfloat16."),
     depth_dtype: Literal["int8", "int4"] | None = typer.Option(
         None,
-        help="Depth transformer's format with --dtype int4: int8 or int4. [default: int8 below width 1,024, else int4]",
+        help="Depth transformer's format with --dtype int4. [default: int8 if its width is below 1,024, else int4]",
     ),
     calibrate: Path | None = typer.Option(
         None, metavar="PROMPTS", help="Calibrate the rounding with GPTQ on this file's prompts (at most 32)."

@@ -34,7 +34,7 @@ def fpga(
     spread: Literal["eligible", "all"] = typer.Option(
         "eligible", help="Passes in which random MLPs replay: eligible (those after the first frame), or all."
     ),
-    pair_correlation: float = typer.Option(0.0, help="Probability that a video's rows share a decision.", min=0, max=1),
+    pair_correlation: float = typer.Option(0.0, help="Probability that a video's rows replay alike.", min=0, max=1),
     profile: Literal["flat", "valley"] = typer.Option(
         "flat", help="How the replay ratio varies over the layers: flat (constant), or valley (lowest in the middle)."
     ),

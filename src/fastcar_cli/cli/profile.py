@@ -211,7 +211,7 @@ def _replay(replay: dict[str, Any], rows: int) -> Table:
         f"replay at {replay['seq']:,} tokens of context: MLPs take {replay['mlp_share']:.0%} of a step, so the "
         f"speedup is at most {replay['ceiling']:.2f}x; TAS takes {replay['tas_ms']:.3f} ms",
         *("replayed", "rows alone", "in pairs", "together"),
-        caption=f"replayed: replay ratio. Other columns: speedup if the {rows} rows replay in this way. {measured}",
+        caption=f"replayed: replay ratio. Others: speedup if {rows} rows replay alone, in pairs, together. {measured}",
     )
     for row in replay["expected"]:
         table.add_row(f"{row['ratio']:.1%}", *(f"{row[k]:.2f}x" for k in ("rows_alone", "in_pairs", "together")))
@@ -223,8 +223,8 @@ def _drafts(drafts: dict[str, Any]) -> Table:
         f"drafts at {drafts['seq']:,} tokens of context: passes with W input tokens per video, {drafts['kernels']}",
         *("W", "ms", "times one", "pay from", "beat replay from"),
         caption="times one: time of the pass / time for W = 1. pay from: lowest share of accepted drafts at which "
-        "decoding with W is faster than with W = 1. beat replay from: lowest such share at which decoding with W beats "
-        f"replay ratio {drafts['replay_ratio']:.0%} (speedup {drafts['replay_speedup']:.2f}x).",
+        "decoding with W is faster than with W = 1. beat replay from: lowest share at which it is faster than "
+        f"replay of {drafts['replay_ratio']:.0%} of the MLPs (speedup {drafts['replay_speedup']:.2f}x).",
     )
     for line in drafts["windows"]:
         shares = ["" if line["window"] == 1 else "never" if (a := line[k]) is None else f"{a:.0%}"

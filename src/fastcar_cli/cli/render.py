@@ -209,7 +209,7 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
     if replay["target"] is not None:
         last = sorted({f"{t:.3g}" for t in replay["taus"] if t is not None}, key=float) or ["none yet"]
         tau = f"{last[0]} to {last[-1]}" if len(last) > 1 else last[0]
-        tau = f"{tau} at the end, adjusted to replay {replay['target']:.1%} (controller: {replay['controller']})"
+        tau = f"{tau} at the end; target: {replay['target']:.1%} of MLPs replay (tau: {replay['controller']})"
     score = f"TAS: {replay['tas']}" if replay["score"] == "tas" else f"score: {replay['score']}"
     table.add_row("tau", f"{tau} ({score}, gate: {replay['gate']})")
     table.add_row("replayed", f"{replay['ratio']:.1%} of all MLPs, {replay['eligible_ratio']:.1%} of eligible ones")

@@ -191,7 +191,7 @@ class RuntimeKeys(Section):
     tokenizer: str | None = setting(
         None, "folder of the tokenizer, if not beside the model", unset="the tokenizer beside the model", min_length=1
     )
-    keep_prefill: str | None = setting(None, "file (.safetensors) of the prompt's KV cache, for reuse", min_length=1)
+    keep_prefill: str | None = setting(None, "file for the prompt's KV cache: saved if new, else loaded", min_length=1)
     executor: choices.Executor = setting(
         "auto", "how decode passes run: native CPU kernels, a CUDA graph or plain torch; auto selects the fastest"
     )

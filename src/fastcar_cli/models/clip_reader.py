@@ -147,7 +147,7 @@ class ClipReader:
             return actions
         texts = [clip.text for clip in clips if clip.text is not None]
         if len(lengths := sorted({len(text) for text in texts})) > 1:
-            raise RequestError(f"text embeddings have {lengths} words, expected equally many for all videos")
+            raise RequestError(f"the videos' text embeddings have {lengths} words; all must have the same number")
         return torch.from_numpy(np.stack(texts)).float() if texts else None
 
 

@@ -116,7 +116,7 @@ def _own_dtype(model: str, default: str) -> str:
     if len(formats) != 1:
         return default
     if formats[0] not in DTYPES:
-        said = f"--model {model}: its weights are {formats[0]}, but profile times modules in floats"
+        said = f"--model {model}: its weights are {formats[0]}; fastcar profile can only time float weights"
         raise RequestError(said, hint="profile the original model, or use --decode PROMPT")
     return formats[0]
 

@@ -204,4 +204,4 @@ class Store:
         try:
             return read_arrays(file)
         except (OSError, ValueError) as e:
-            raise RunError(f"{file} can't be read: {e}", hint="rerun the command to decode it again") from None
+            raise RunError(f"{file} can't be read: {e}", hint="rerun the command to decode its video again") from None

@@ -137,7 +137,7 @@ class TorchScriptFile:
         except Exception as e:
             why = str(e).partition("\n")[0] or type(e).__name__
             said = f"weights file {self.path} can't be read: {why}"
-            raise RequestError(said, hint="download the file again") from None
+            raise RequestError(said, hint="download the original file") from None
 
 
 def _bytes(archive: zipfile.ZipFile, name: str, size: int | None) -> bytearray:

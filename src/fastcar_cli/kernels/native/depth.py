@@ -162,8 +162,8 @@ class CodeDraw:
         draw.given = None if given is None else expect("given", given, self._shape, torch.int64)
         draw.logits = None if logits is None else logits.data_ptr()
         if failed := self._run():
-            where = f"tokens {first}, depth {failed - 1}"
+            where = f"tokens from {first} on, code {failed - 1}"
             if given is None or int(given.max()) < self._logits:
                 raise ArithmeticError(f"{where}: the logits are not finite")
-            raise ValueError(f"given: {where} has a code outside of 0 to {self._logits - 1}")
+            raise ValueError(f"given: {where}: not in 0 to {self._logits - 1}")
         return latent, logits
