@@ -197,7 +197,7 @@ def explain_layer(emulator: Emulator, computing: int, rows: int | None = None) -
         f"MACs per cycle and core = array {preset.core.mac_array.value:g} x utilisation "
         f"{preset.core.utilisation.value:g} = {rates.macs:g}",
         f"memory bytes per cycle = {hbm.channels.value:g} channels of {preset.part.name} x {preset.part.peak:g} GB/s x "
-        f"{share(preset.stream()):.1%} (limited by its timing and by {hbm.ports.value:g} ports x {hbm.beat.value:g} "
+        f"{share(preset.stream()):.1%} (limited by memory timing and {hbm.ports.value:g} ports x {hbm.beat.value:g} "
         f"bytes x {hbm.port_clock.value:g} MHz) / clock = {preset.rate():.1f}; the {rates.burst} bytes of a request "
         f"arrive {rates.latency} cycles after the request",
         f"MLP weights = 3 x {work.width} x {work.mlp_width} = {mlp.macs:,}, each with one MAC per row; "
@@ -206,12 +206,12 @@ def explain_layer(emulator: Emulator, computing: int, rows: int | None = None) -
         f"a row's MLP on one core: multiply {mlp.macs:,} / {rates.macs:g} = {mlp.macs / rates.macs:,.0f} cycles, load "
         f"{mlp.weight_bytes / rates.bytes:,.0f} cycles; both at once (double-buffered): {accelerator.row:,} cycles",
         f"DRS deals {computing} rows round-robin to {c} cores: ceil({computing} / {c}) = {rounds} rounds "
-        f"(a row's core takes {Registers(c).mapping_bits} bits)",
+        f"(DRS stores a row's core in {Registers(c).mapping_bits} bits)",
         f"weights ({hbm.weights}): "
         + ("read once per round" if emulator.shared else "read by each core from its share of the channels"),
         f"MLP = {rounds} rounds x (start {START} + row {accelerator.row:,}) = {mlp_cycles:,} cycles",
         f"DRS: start {START} + remap {accelerator.remap} cycles; then {accelerator.packet} cycles per row sent "
-        f"({mlp.words} words) and {accelerator.drop} cycles per row dropped ({preset.drs.fetch}); meanwhile "
+        f"({mlp.words} words) and {accelerator.drop} cycles per row dropped (fetch: {preset.drs.fetch}); meanwhile "
         f"cores run rows, and DRS waits while the queue of the next core ({accelerator.queue} packets) is full",
         *(f"  row {r.row}: {_course(r)}" for r in ran),
         f"MLP and DRS together take {total:,} cycles, so DRS adds {total - mlp_cycles:,} cycles",

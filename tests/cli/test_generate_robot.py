@@ -197,7 +197,7 @@ def test_folders_that_are_not_a_model(folder: Path, tmp_path: Path) -> None:
     refused("has no tokenizer beside it")
     refused("is the folder of a tokenizer, not of a model", frame)
     refused(
-        "is 498, expected 738: 240 codes of context and 240 of other frames, 256 action bins, bos and eos",
+        r"is 498, expected 738 = 240 codes of context \+ 240 of other frames \+ 256 action bins \+ bos and eos",
         tokenizer=context,
     )
     refused("the tokenizer's folder has no config.json", tokenizer=tmp_path)

@@ -162,7 +162,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "added tokens": (
         lambda f: rewrite(f / "llm/added_tokens.json", lambda d: d.update({"<vi_start>": 3})),
-        "llm/added_tokens.json: key '<vi_start>' is 3",
+        "llm/added_tokens.json: token '<vi_start>' has id 3, but the embeddings need id",
     ),
     "broken index": (
         lambda f: (f / "llm/model.safetensors.index.json").write_text("{}"),

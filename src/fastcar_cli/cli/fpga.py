@@ -38,7 +38,7 @@ def fpga(
     profile: Literal["flat", "valley"] = typer.Option(
         "flat", help="How the replay ratio varies over the layers: flat (constant), or valley (lowest in the middle)."
     ),
-    seed: int = typer.Option(0, help="Without FILE: seed that selects which MLPs replay.", min=0, max=2**63 - 1),
+    seed: int = typer.Option(0, help="Without FILE: seed to select the MLPs that replay.", min=0, max=2**63 - 1),
     table: bool = typer.Option(False, "--table", help="Compare emulated results with the FastCar paper's."),
     drafts: bool = typer.Option(
         False, "--drafts", help="Print the emulated speedup from drafts for VILA-U 7B; the default of --rows is then 2."

@@ -33,7 +33,7 @@ def profile(
     *,
     flags: Flags,
     repeats: int = typer.Option(5, help="Number of timed steps per measurement.", min=1, max=10**6),
-    replay_ratio: float = typer.Option(0.8, help="Compare drafts with replay at this replay ratio.", min=0, max=1),
+    replay_ratio: float = typer.Option(0.8, help="Compare drafts with replay alone at this ratio.", min=0, max=1),
     backend: choices.Backend = typer.Option("torch", help="torch measures times; fpga-sim emulates an FPGA."),
     fpga: Accelerator = None,
     decode: str | None = typer.Option(None, metavar="PROMPT", help="Profile a whole video of this prompt."),

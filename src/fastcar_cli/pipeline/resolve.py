@@ -161,7 +161,7 @@ def _check_frames(name: str, spec: Spec, frames: int, rolls: bool) -> None:
     if least <= frames <= longest and (frames - 1) % step == 0:
         return
     if frames > spec.frames == longest:
-        said = f"the model {name!r} was trained on {spec.frames} frames and has no position for more"
+        said = f"the model {name!r} was trained on {spec.frames} frames and can't decode more"
     elif frames > longest:
         tokens = (spec.layout.prefix or 0) + (frames - spec.layout.context) * spec.tokens_per_frame
         said = f"the video needs {tokens} tokens, but the model {name!r} has {spec.decoder.max_positions} positions"

@@ -84,8 +84,8 @@ class RLVRCheckpoint(LlamaCheckpoint):
             spec = _spec("", decoder, read_tokenizer(folder / "config.json"))
             if spec.vocabulary == decoder.vocab:
                 return {"tokenizer": folder, "transformer": self.folder}
-            ids = f"{spec.tokenizer.codes} codes" + f" of context and {spec.drawn_codes} of other frames" * spec.multi
-            needed = f"{spec.vocabulary}: {ids}, {spec.bins} action bins, bos and eos (with tokenizer {folder})"
+            ids = f"{spec.tokenizer.codes} codes" + f" of context + {spec.drawn_codes} of other frames" * spec.multi
+            needed = f"{spec.vocabulary} = {ids} + {spec.bins} action bins + bos and eos (tokenizer: {folder})"
             misfit = wrong(file, "vocab_size", decoder.vocab, needed)
         if misfit is not None:
             raise misfit

@@ -98,5 +98,5 @@ def _added(folder: Path, vocab: int) -> int:
     except (KeyError, TypeError):
         raise RequestError(f"{file} has no token '<vi_start>'") from None
     if start != expected:
-        raise RequestError(f"{file}: key '<vi_start>' is {start!r}, but its embedding is row {expected}")
+        raise RequestError(f"{file}: token '<vi_start>' has id {start!r}, but the embeddings need id {expected}")
     return expected
