@@ -227,7 +227,7 @@ def test_lost_states_are_reported(make, prompts: Path, run: Run) -> None:  # typ
         ("", (), "--calibrate prompts: has no prompt"),
         ("\n  \n", (), "--calibrate prompts: has no prompt"),
         (b"\xff\xfe\xff", (), "--calibrate prompts: is not UTF-8"),
-        ("a red ball\n" * 33, (), "--calibrate: has 33 prompts"),
+        ("a red ball\n" * 33, (), "--calibrate: 33 prompts"),
         ("a red ball\nzzz qqq\n", (), "--calibrate: the model knows no word of the prompt 'zzz qqq'"),
         ("a red ball", ("--dtype", "bfloat16"), "--calibrate has no effect with --dtype bfloat16"),
     ],

@@ -330,7 +330,9 @@ def test_a_full_disk_is_reported_before_work(
     source = make()
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
     done = run("convert", str(source), "-o", "out")
-    assert done.returncode == 1 and re.search(r"out needs .* more, .* are free", done.stderr), done.stderr
+    assert done.returncode == 1 and re.search(r"out needs another .* on the disk, but .* are free", done.stderr), (
+        done.stderr
+    )
     assert not Path("out").exists() and not list(Path("out.partial").glob("model*"))
 
 

@@ -119,7 +119,8 @@ def test_explained_terms_are_the_emulated_ones() -> None:
     emulator = Emulator(preset(), work())
     lines = "\n".join(explain_layer(emulator, 3))
     assert (
-        f"MLP = 2 x (start 1 + row {emulator.accelerator.row:,}) = {emulator.accelerator.rounds(2):,} cycles" in lines
+        f"MLP = 2 rounds x (start 1 + row {emulator.accelerator.row:,}) = {emulator.accelerator.rounds(2):,} cycles"
+        in lines
     )
     assert f"MLP and DRS together take {emulator.accelerator.layer(0b111, 6)[1]:,} cycles" in lines
 

@@ -37,7 +37,7 @@ def play(
     flags: Flags,
     model: str = typer.Option(DEFAULT_MODEL, help="Model that takes actions.", autocompletion=a_model),
     inputs: Path | None = typer.Option(
-        None, "--input", metavar="FILE", help="First frame: an image or a video. [default: the model's example]"
+        None, "--input", metavar="FILE", help="Start from this image or video. [default: the model's example]"
     ),
     steps: str | None = typer.Option(
         None, "--actions", metavar="FILE", help="Read actions from this file, or from standard input (-)."
