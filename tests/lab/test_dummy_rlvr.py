@@ -61,6 +61,6 @@ def test_the_tokenizer_of_the_other_kind_is_refused(tmp_path: Path) -> None:
     shutil.copytree(other.parent / "rt1-frame-tokenizer", tmp_path / "a" / "rt1-frame-tokenizer")
     shutil.rmtree(tmp_path / "a" / "rt1-compressive-tokenizer")
     with pytest.raises(
-        Exception, match="key 'vocab_size' is 738, expected 498: 240 codes, 256 action bins, bos and eos"
+        Exception, match=r"key 'vocab_size' is 738, expected 498 = 240 codes \+ 256 action bins \+ bos and eos"
     ):
         RLVRCheckpoint(model).read_spec()
