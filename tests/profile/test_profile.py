@@ -183,7 +183,7 @@ def test_profile_of_a_run(run: Run) -> None:
 def test_an_inert_threshold_is_said(run: Run, tmp_path: Path) -> None:
     model = str(tiny_folder(tmp_path / "model"))
     done = run("profile", "--model", model, "--seq", "8", "--repeats", "1", "--decode", BALL, "--tau", "1000", "--json")
-    assert "inert: nothing replays" in json.loads(done.stdout)["decode"]["warning"]
+    assert "at tau 1000 nothing replays; TAS" in json.loads(done.stdout)["decode"]["warning"]
 
 
 def test_emulated_profile(run: Run) -> None:
